@@ -1,0 +1,70 @@
+// The drafter's tensors, named as in z-lab's files (dflash.md 2.1), and the three ways to start them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/drafter_config.hpp"
+
+namespace dflash {
+
+class target;
+
+struct drafter_layer {
+  at::Tensor input_layernorm;           // [H]
+  at::Tensor q_proj;                    // [nh hd, H]
+  at::Tensor k_proj, v_proj;            // [nkv hd, H], context and block
+  at::Tensor o_proj;                    // [H, nh hd]
+  at::Tensor q_norm, k_norm;            // [hd]
+  at::Tensor post_attention_layernorm;  // [H]
+  at::Tensor gate_proj, up_proj;        // [I, H]
+  at::Tensor down_proj;                 // [H, I]
+};
+
+struct drafter_weights {
+  at::Tensor fc;           // [H, nT Ht], column blocks in the order of the taps
+  at::Tensor hidden_norm;  // [H]
+  at::Tensor norm;         // [H]
+  std::vector<drafter_layer> layers;
+};
+
+// Names and tensors in one fixed order: fc, hidden_norm, norm, then layer by layer in the order of the
+// struct. Flat buffers, checkpoints and exports use this order.
+std::vector<std::pair<std::string, at::Tensor*>> named_tensors(drafter_weights& weights);
+std::vector<std::pair<std::string, const at::Tensor*>> named_tensors(const drafter_weights& weights);
+
+struct named_shape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+// The 3 + 11 L names and shapes, in the order of named_tensors.
+std::vector<named_shape> drafter_tensor_shapes(const drafter_config& config);
+int64_t drafter_parameter_count(const drafter_config& config);
+
+// Weights as views of one new flat buffer (returned through `flat` where given), filled with NaN so that a
+// tensor that nobody sets shows at the first forward pass.
+drafter_weights make_drafter_weights(const drafter_config& config,
+                                     at::ScalarType dtype,
+                                     at::Tensor* flat = nullptr);
+// Views of `flat` (drafter_parameter_count(config) elements), nothing copied.
+drafter_weights view_drafter_weights(const drafter_config& config, const at::Tensor& flat);
+
+// fp32 masters. how: "random" (matrices N(0, 0.02), norms 1, final norm at norm_scale of the target's),
+// "target" (layers copied from the target's last ones, q_norm = k_norm = 1, fc = identity on the last tap,
+// other norms likewise), or the path of a z-lab folder of the same shape (warm start). Random numbers are
+// keyed by seed and tensor, so the same seed gives the same bits whatever the thread count.
+drafter_weights init_drafter(const drafter_config& config,
+                             const std::string& how,
+                             const target& frozen,
+                             uint64_t seed,
+                             double norm_scale);
+
+// A z-lab folder, strict: every tensor present with its shape, none besides. fp32. `out` receives its shape.
+drafter_weights load_drafter(const std::filesystem::path& folder, drafter_config& out);
+
+}  // namespace dflash
