@@ -1,0 +1,86 @@
+// The frozen target model of the Llama family: capture of hidden states for training, cached ragged
+// forward for generation and verification. Immutable after loading: one copy per process and device
+// serves any number of threads, each of which has called at::set_num_threads for itself.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/packed_linear.hpp"
+#include "model/compute_dtype.hpp"
+#include "model/kv_cache.hpp"
+#include "model/target_config.hpp"
+
+namespace dflash {
+
+class target {
+public:
+  // Reads a Hugging Face folder, strictly. Throws dflash::error (file, key or tensor).
+  static std::shared_ptr<const target> load(const std::filesystem::path& folder,
+                                            compute_dtype dtype);
+
+  const target_config& config() const { return config_; }
+  compute_dtype dtype() const { return dtype_; }
+  const std::string& content_hash() const { return content_hash_; }  // model_folder::content_hash
+
+  const at::Tensor& embedding() const { return embedding_; }    // [V, H] compute dtype
+  const packed_linear& head() const { return head_; }           // [V, H]; keeps its plain form
+  const at::Tensor& final_norm() const { return final_norm_; }  // [H] fp32
+
+  // hidden [n, H] before the final norm -> [n, V] compute dtype.
+  at::Tensor logits(const at::Tensor& hidden) const;
+  at::Tensor normed(const at::Tensor& hidden) const;  // final norm only, [n, H]
+
+  struct captured {
+    std::vector<at::Tensor> taps;  // per tap asked, in its order: [T, H] compute dtype
+    at::Tensor last_hidden;        // [T, H] raw, before the final norm; undefined unless asked
+  };
+  // One packed row: ids [T]; doc_offsets [docs + 1], 0 first and T last. Attention is causal within
+  // each document and positions restart at 0 in each. taps: 0-based layers, tap j = residual stream
+  // after layer j without final norm (dflash.md 2.2). Computes no layer that nothing asks for. The
+  // result depends on the arguments and the thread count only. Ids must be in [0, V).
+  captured capture(std::span<const int32_t> ids,
+                   std::span<const int32_t> doc_offsets,
+                   std::span<const int> taps,
+                   bool want_last) const;
+
+  struct chunk {
+    int64_t slot;                     // of the cache; each slot at most once a call
+    std::span<const int32_t> tokens;  // appended at the slot's present length
+  };
+  struct cached {
+    at::Tensor hidden;             // [n, H] raw residual after the last layer
+    std::vector<at::Tensor> taps;  // as in captured, [n, H]
+  };
+  // A ragged batch, rows in order of the chunks; lengths of the slots grow by the chunks' sizes. A
+  // chunk that does not fit in its slot is a broken invariant.
+  cached forward(kv_cache& cache,
+                 std::span<const chunk> chunks,
+                 std::span<const int> taps = {}) const;
+
+private:
+  struct layer {
+    at::Tensor input_norm, post_attention_norm;  // [H] fp32
+    packed_linear qkv;                           // [(heads + 2 kv_heads) · hd, H]
+    packed_linear o;                             // [H, heads · hd]
+    packed_linear gate_up;                       // [2 I, H], gate first
+    packed_linear down;                          // [H, I]
+  };
+  target() = default;
+
+  target_config config_;
+  compute_dtype dtype_ = compute_dtype::fp32;
+  std::string content_hash_;
+  at::Tensor embedding_, final_norm_;
+  packed_linear head_;
+  std::vector<layer> layers_;
+  at::Tensor rope_;  // [max_positions, hd]: cos | sin of each position, fp32
+};
+
+}  // namespace dflash
