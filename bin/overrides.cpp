@@ -1,0 +1,33 @@
+#include "bin/overrides.hpp"
+
+#include "config/error.hpp"
+
+namespace dflash {
+
+void accept_overrides(CLI::App& command) {
+  command.allow_extras();
+  command.footer("Any key of the configuration as --section.key=value, e.g. --optim.lr=3e-4");
+}
+
+std::vector<std::string> overrides_of(const CLI::App& command) {
+  std::vector<std::string> overrides;
+  for (const std::string& text : command.remaining()) {
+    const auto equals = text.find('=');
+    const auto dot = text.find('.');
+    if (!text.starts_with("--") || dot == std::string::npos || dot > equals)
+      throw error("unknown argument \"" + text + "\"",
+                  "",
+                  "dflash " + command.get_name() +
+                      " --help lists the options; keys of the configuration are given as "
+                      "--section.key=value");
+    if (equals == std::string::npos)
+      throw error("\"" + text + "\" has no value", "", "write " + text + "=VALUE, without a space");
+    overrides.push_back(text);
+  }
+  const CLI::Option* level = command.get_option_no_throw("--log.level");
+  if (level != nullptr && level->count() > 0)
+    overrides.push_back("--log.level=" + level->as<std::string>());
+  return overrides;
+}
+
+}  // namespace dflash

@@ -1,0 +1,42 @@
+#include "observe/log.hpp"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "config/error.hpp"
+
+namespace dflash {
+
+const std::vector<std::string>& log_levels() {
+  static const std::vector<std::string> levels = {"trace", "debug", "info", "warn", "error", "off"};
+  return levels;
+}
+
+void set_up_log(const log_options& options) {
+  const auto& levels = log_levels();
+  if (std::find(levels.begin(), levels.end(), options.level) == levels.end())
+    throw error("unknown log level \"" + options.level + "\"",
+                "log.level",
+                "one of trace, debug, info, warn, error, off");
+  std::vector<spdlog::sink_ptr> sinks = {std::make_shared<spdlog::sinks::stderr_color_sink_mt>()};
+  if (!options.file.empty()) {
+    try {
+      sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file.string()));
+    } catch (const spdlog::spdlog_ex& problem) {
+      throw error(std::string("cannot open the log file: ") + problem.what(),
+                  options.file.string(),
+                  "its folder must exist and be writable");
+    }
+  }
+  auto logger = std::make_shared<spdlog::logger>("dflash", sinks.begin(), sinks.end());
+  logger->set_level(spdlog::level::from_str(options.level));
+  logger->set_pattern("%H:%M:%S %^%l%$ %v");
+  logger->flush_on(spdlog::level::info);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+}  // namespace dflash

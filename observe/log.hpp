@@ -1,0 +1,24 @@
+// Set-up of the program's log (spdlog's default logger): one line per event for people, on stderr,
+// so that stdout stays what a command prints. Log with spdlog::info(...) and the like.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace dflash {
+
+struct log_options {
+  std::string level = "info";
+  std::filesystem::path file;  // appended to as well; empty: none
+};
+
+/// "trace", "debug", "info", "warn", "error", "off".
+const std::vector<std::string>& log_levels();
+
+/// Replaces the default logger; may be called again (a run's folder is known later than its level).
+/// Throws error for an unknown level or a file that cannot be opened. Call from the main thread,
+/// while no other thread logs.
+void set_up_log(const log_options& options);
+
+}  // namespace dflash
