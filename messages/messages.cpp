@@ -1,0 +1,22 @@
+#include "messages/messages.hpp"
+
+#include <array>
+
+namespace dflash {
+
+const char* stage_name(stage which) {
+  static constexpr std::array<const char*, static_cast<size_t>(stage::count)> names = {
+      "load batch",
+      "read kept states",
+      "target forward",
+      "postprocess",
+      "keep states",
+      "drafter forward+backward",
+      "reduce",
+      "update",
+      "save",
+  };
+  return names[static_cast<size_t>(which)];
+}
+
+}  // namespace dflash

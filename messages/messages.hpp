@@ -1,0 +1,268 @@
+// What the actors tell each other: plain structs, one per event. All but mailbox_table stay inside
+// one process (they carry handles and shared pointers; CAF may not serialise them). k is the number
+// of a batch, s that of an optimizer step, both from 0 over the whole run.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "messages/bits.hpp"
+#include "messages/tensor_handle.hpp"
+
+namespace dflash {
+
+struct batch;           // data/batches.hpp
+struct step_sums;       // model/loss.hpp
+struct pipeline_links;  // messages/actors.hpp
+
+// ---- life of the pipeline -----------------------------------------------------------------------
+
+// To every actor once, when all of them exist. Breaks the circle of handles.
+struct start_run {
+  std::shared_ptr<const pipeline_links> links;
+};
+
+// To the coordinator, from whoever caught the signal: finish the open step, save, stop.
+struct stop_request {};
+
+// To the dispatcher: hand out nothing at or after end_k.
+struct stop_at {
+  uint64_t end_k = 0;
+};
+
+enum class run_status { completed, stopped, failed };
+
+// From the coordinator to whoever started the run, last of all.
+struct run_outcome {
+  run_status status = run_status::failed;
+  uint64_t steps = 0;       // committed, over the whole run
+  uint64_t saved_step = 0;  // of the newest checkpoint; 0: none
+  std::string reason;       // of a failure: which actor, why
+};
+
+// ---- tokens -------------------------------------------------------------------------------------
+
+// Dispatcher to loader: the right to send so many more batches.
+struct load_credit {
+  uint32_t epoch = 0;  // of the credit, see credit_ledger
+  uint32_t batches = 0;
+};
+
+// Dispatcher to loader: make batch k again, before anything else.
+struct load_again {
+  uint64_t k = 0;
+};
+
+// Loader to dispatcher: batch k is there.
+struct batch_ready {
+  std::shared_ptr<const batch> tokens;
+  bool kept = false;  // its hidden states are on disk
+};
+
+// ---- hidden states ------------------------------------------------------------------------------
+
+// A producer of hidden states, by number: targets 0 .. N-1, then the loader as reader of kept ones.
+struct lane_free {
+  uint32_t lane = 0;
+};
+
+// Dispatcher to a producer: room at the drafter is reserved, make the hidden states of this batch.
+struct capture_job {
+  std::shared_ptr<const batch> tokens;
+  uint32_t lane = 0;     // who works on it
+  uint32_t drafter = 0;  // k mod M
+  uint32_t epoch = 0;    // of the reserved credit
+  uint32_t attempt = 0;  // 1: made again after a non-finite value
+  bool kept = false;     // read from disk instead
+};
+
+// Producer to its postprocess.
+struct captured {
+  capture_job job;
+  tensor_handle hidden;
+  int64_t capture_ns = 0;
+};
+
+// Postprocess to its producer: the capture slot is free again.
+struct slot_credit {
+  uint64_t k = 0;
+};
+
+// Postprocess to drafter k mod M. Without a handle: the batch was dropped, it adds nothing to
+// gradient and weight sum.
+struct hidden_batch {
+  std::shared_ptr<const batch> tokens;
+  tensor_handle hidden;
+  uint32_t epoch = 0;
+};
+
+// Postprocess to dispatcher: batch k is on its way to its drafter.
+struct delivered {
+  uint64_t k = 0;
+  uint32_t lane = 0;
+  bool dropped = false;
+  uint64_t moved_bytes = 0;  // rows that some anchor sees or the loss needs
+  uint64_t whole_bytes = 0;  // all rows
+};
+
+// Postprocess to dispatcher: NaN or infinity in what the producer made.
+struct not_finite {
+  capture_job job;
+};
+
+// Loader to dispatcher: kept hidden states are missing or damaged, a target has to make them.
+struct kept_missing {
+  capture_job job;
+};
+
+// ---- credit -------------------------------------------------------------------------------------
+
+// Drafter to dispatcher, at its start: the limit of its mailbox. Older grants are void.
+struct room_grant {
+  uint32_t consumer = 0;
+  uint32_t epoch = 0;
+  uint64_t limit_bytes = 0;
+  uint32_t limit_batches = 0;
+};
+
+// Drafter to dispatcher: batch k is trained and its slot is free.
+struct credit_return {
+  uint32_t consumer = 0;
+  uint32_t epoch = 0;
+  uint64_t k = 0;
+};
+
+// Fuse of a mailbox to the dispatcher: a batch came without room for it and was refused.
+struct refused_batch {
+  uint32_t consumer = 0;
+  uint64_t k = 0;
+};
+
+// ---- steps --------------------------------------------------------------------------------------
+
+// Drafter to drafters (itself included): its sums over the batches of step s.
+struct step_part {
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  tensor_handle gradient;  // one flat [P] fp32, unnormalised; untouched until `go`
+  f64_bits weight_sum;
+};
+
+// Drafter to coordinator: gradient and weight sum of step s are reduced here; ready to update.
+struct step_reduced {
+  uint64_t step = 0;
+  uint32_t rank = 0;
+};
+
+// Coordinator to drafters: all have reduced step s, update now. From here on the step is done.
+struct step_go {
+  uint64_t step = 0;
+};
+
+// Drafter to coordinator: weights are updated.
+struct step_committed {
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  f64_bits grad_norm;
+  f64_bits rate;
+  f64_bits update_norm;
+  bool skipped = false;
+};
+
+// Coordinator to dispatcher, metrics, profiler: step s is committed on all drafters.
+struct step_done {
+  uint64_t step = 0;
+  uint64_t first_k = 0;
+  uint64_t end_k = 0;
+  uint64_t epoch = 0;
+  f64_bits grad_norm;
+  f64_bits rate;
+  f64_bits update_norm;
+  bool skipped = false;
+};
+
+// ---- seeing -------------------------------------------------------------------------------------
+
+// Drafter to metrics: sums of one batch.
+struct batch_report {
+  uint64_t k = 0;
+  uint32_t drafter = 0;
+  int64_t tokens = 0;     // of real documents
+  bool measured = false;  // accuracies too
+  bool dropped = false;
+  std::shared_ptr<const step_sums> sums;
+};
+
+// To metrics: write out everything up to step s, then answer.
+struct flush_metrics {
+  uint64_t step = 0;
+};
+
+enum class stage : uint8_t {
+  load_batch,
+  read_kept,
+  capture,
+  postprocess,
+  keep,
+  forward_backward,
+  reduce,
+  update,
+  save,
+  count
+};
+const char* stage_name(stage which);
+
+// To the profiler.
+struct stage_time {
+  stage which = stage::load_batch;
+  int64_t ns = 0;
+};
+
+// ---- checkpoints --------------------------------------------------------------------------------
+
+// Coordinator to drafter 0: write what is needed to go on after `steps` committed steps.
+struct save_request {
+  uint64_t steps = 0;
+  uint64_t next_k = 0;
+  std::vector<uint64_t> dropped;  // k of all dropped batches so far
+  uint64_t skipped_steps = 0;
+};
+
+// Drafter 0 to coordinator. A failed save does not end the run: older checkpoints stand.
+struct save_done {
+  uint64_t steps = 0;
+  bool good = false;
+  std::string error;
+};
+
+// ---- inspector: leaves the process --------------------------------------------------------------
+
+struct mailbox_row {
+  std::string actor;
+  std::string state;  // "computing", "waiting for a batch", ...
+  int64_t state_ns = 0;
+  int64_t depth = 0;
+  int64_t peak_depth = 0;
+  uint64_t bytes = 0;
+  uint64_t limit_bytes = 0;  // 0: carries no tensors
+  uint64_t peak_bytes = 0;
+  uint64_t handled = 0;
+  uint64_t refused = 0;  // by the fuse
+  int64_t wait_ns = 0;   // sum over messages, from arrival to service
+  int64_t service_ns = 0;
+  int64_t alive_ns = 0;
+  uint32_t restarts = 0;
+};
+
+struct mailbox_table {
+  std::string run;  // its folder
+  int64_t uptime_ns = 0;
+  uint64_t steps = 0;
+  uint64_t total_steps = 0;
+  std::vector<mailbox_row> rows;
+};
+
+}  // namespace dflash

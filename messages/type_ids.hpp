@@ -1,0 +1,93 @@
+// CAF's view of the messages: which ones may cross a process (they have an id and an inspect),
+// which ones never do.
+#pragma once
+
+#include <caf/all.hpp>
+
+#include "messages/messages.hpp"
+
+namespace dflash {
+
+// Lists come from another process: refuse absurd ones before anything is allocated for them.
+inline constexpr uint64_t max_table_rows = 4096;
+
+template <class Inspector>
+typename Inspector::result_type inspect(Inspector& f, mailbox_row& x) {
+  return f(caf::meta::type_name("mailbox_row"),
+           x.actor,
+           x.state,
+           x.state_ns,
+           x.depth,
+           x.peak_depth,
+           x.bytes,
+           x.limit_bytes,
+           x.peak_bytes,
+           x.handled,
+           x.refused,
+           x.wait_ns,
+           x.service_ns,
+           x.alive_ns,
+           x.restarts);
+}
+
+template <class Inspector>
+typename Inspector::result_type inspect(Inspector& f, mailbox_table& x) {
+  if constexpr (std::is_base_of_v<caf::deserializer, Inspector>) {
+    uint64_t rows = 0;
+    if (auto err = f(x.run, x.uptime_ns, x.steps, x.total_steps, rows)) return err;
+    if (rows > max_table_rows)
+      return caf::make_error(caf::sec::invalid_argument, "too many rows in a mailbox table");
+    x.rows.resize(rows);
+    for (mailbox_row& row : x.rows)
+      if (auto err = f(row)) return err;
+    return caf::error{};
+  } else if constexpr (std::is_base_of_v<caf::serializer, Inspector>) {
+    uint64_t rows = x.rows.size();
+    if (rows > max_table_rows)
+      return caf::make_error(caf::sec::invalid_argument, "too many rows in a mailbox table");
+    if (auto err = f(x.run, x.uptime_ns, x.steps, x.total_steps, rows)) return err;
+    for (mailbox_row& row : x.rows)
+      if (auto err = f(row)) return err;
+    return caf::error{};
+  } else {
+    return f(caf::meta::type_name("mailbox_table"), x.run, x.steps, x.rows);
+  }
+}
+
+}  // namespace dflash
+
+CAF_BEGIN_TYPE_ID_BLOCK(dflash, first_custom_type_id)
+CAF_ADD_TYPE_ID(dflash, (dflash::mailbox_row))
+CAF_ADD_TYPE_ID(dflash, (dflash::mailbox_table))
+CAF_ADD_ATOM(dflash, dflash, inspect_atom, "inspect")
+CAF_ADD_ATOM(dflash, dflash, next_atom, "next")
+CAF_END_TYPE_ID_BLOCK(dflash)
+
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::start_run)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stop_request)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stop_at)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::run_outcome)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::load_credit)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::load_again)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::batch_ready)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::lane_free)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::capture_job)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::captured)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::slot_credit)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::hidden_batch)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::delivered)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::not_finite)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::kept_missing)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::room_grant)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::credit_return)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::refused_batch)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_part)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_reduced)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_go)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_committed)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_done)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::batch_report)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::flush_metrics)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stage_time)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::save_request)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::save_done)
