@@ -10,7 +10,6 @@ import sys
 import time
 
 import numpy as np
-import safetensors
 
 
 class UserError(Exception):
@@ -72,20 +71,30 @@ def write_atomically(path, data):
     os.replace(temporary, path)
 
 
-# Names of the safetensors library for the dtypes that we write.
-_dtypes = {np.dtype("int32"): "int32", np.dtype("int64"): "int64", np.dtype("uint8"): "uint8"}
+_dtypes = {np.dtype("int32"): "I32", np.dtype("int64"): "I64", np.dtype("uint8"): "U8"}
 
 
 def write_tensors(path, tensors, metadata=None):
-    """Writes {name: array or (dtype name, shape, bytes)} as a safetensors file, atomically."""
-    views = {}
+    """Writes {name: array or (dtype, shape, bytes)} as a safetensors file, atomically. dtype is the format's name, e.g. BF16."""
+    header, parts, begin = {}, [], 0
+    if metadata:
+        header["__metadata__"] = metadata
     for name, value in tensors.items():
         if not isinstance(value, tuple):
             value = (_dtypes[value.dtype], list(value.shape), np.ascontiguousarray(value).tobytes())
-        views[name] = {"dtype": value[0], "shape": value[1], "data": value[2]}
+        dtype, shape, data = value
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + len(data)]}
+        parts.append(data)
+        begin += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data starts aligned
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     temporary = str(path) + ".tmp"
-    safetensors.serialize_file(views, temporary, metadata)
+    with open(temporary, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        f.writelines(parts)
+        f.flush()
+        os.fsync(f.fileno())
     os.replace(temporary, path)
 
 

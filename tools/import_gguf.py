@@ -173,7 +173,7 @@ def convert(path, out, tokenizer_folder=None):
         elif parts[-2] == "attn_k":
             w = undo_rotary_pairs(w, kv_heads)
         try:
-            tensors[name] = ("bfloat16", list(w.shape), to_bf16(w))
+            tensors[name] = ("BF16", list(w.shape), to_bf16(w))
         except ValueError as e:
             raise UserError(f"tensor {t.name}: {e}", path) from None
         progress.at(done)
