@@ -12,6 +12,8 @@ endif()
 
 add_library(dflash_flags INTERFACE)
 target_compile_options(dflash_flags INTERFACE
+  # -Wrestrict is wrong about `"text" + std::string` in GCC 12 (GCC bug 105651)
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${DFLASH_WERROR}>>:-Werror>)
 if(DFLASH_SANITIZE)

@@ -3,11 +3,12 @@
 // build, because a broken invariant is not survivable and nothing on disk is ever half written).
 #pragma once
 
-#include <concepts>
+#include <limits>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace dflash {
@@ -34,7 +35,7 @@ template <class... Values>
 std::string check_text(const char* sentence, const Values&... values) {
   std::ostringstream out;
   out << sentence;
-  const char* separator = ": ";
+  [[maybe_unused]] const char* separator = ": ";
   ((out << std::exchange(separator, ", ") << values), ...);
   return out.str();
 }
@@ -44,11 +45,23 @@ std::string check_text(const char* sentence, const Values&... values) {
 /// Cast between arithmetic types that must keep the value; a lost value is a broken invariant.
 /// Values from outside (files, options) are checked with an error of their own before this.
 template <class To, class From>
+requires std::is_arithmetic_v<To> && std::is_arithmetic_v<From>
 constexpr To narrow(From value) {
-  const auto result = static_cast<To>(value);
-  if (static_cast<From>(result) != value || (result < To{}) != (value < From{}))
-    detail::check_failed("narrow", __FILE__, __LINE__, "value does not fit its new type");
-  return result;
+  bool fits = false;
+  if constexpr (std::is_integral_v<To> && std::is_integral_v<From>) {
+    fits = std::in_range<To>(value);
+  } else if constexpr (std::is_integral_v<To>) {
+    // Powers of two are exact in every floating type, unlike the largest integers themselves.
+    constexpr From least = static_cast<From>(std::numeric_limits<To>::min());
+    constexpr From half = static_cast<From>(std::numeric_limits<To>::max() / 2 + 1);
+    fits = value >= least && value < 2 * half && static_cast<From>(static_cast<To>(value)) == value;
+  } else {
+    fits = static_cast<From>(static_cast<To>(value)) == value;
+  }
+  if (!fits) [[unlikely]]
+    detail::check_failed(
+        "narrow", __FILE__, __LINE__, detail::check_text("does not fit its new type", value));
+  return static_cast<To>(value);
 }
 
 }  // namespace dflash

@@ -1,0 +1,153 @@
+#include "config/keys.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace dflash::detail {
+
+namespace {
+
+// Finds a member: AT(draft.layers) is a function of a run_config.
+#define AT(path)                \
+  [](run_config & c) -> auto& { \
+    return c.path;              \
+  }
+
+const section section_table[] = {
+    {"run", "The run as a whole."},
+    {"target", "The frozen model that the drafter drafts for."},
+    {"draft", "Shape of the drafter. Sizes that are 0 are the target's."},
+    {"data", "What is trained on, and how rows are made of it."},
+    {"loss", "The loss: its terms, and how much each place in a block weighs."},
+    {"optim", "Optimizer, learning rate and length of the run."},
+    {"layout", "Which devices run what. A lane is `cpu:I` or `cuda:I`."},
+    {"eval", "Decoding of held-out prompts while training."},
+    {"checkpoint", "Saved states to resume from."},
+    {"metrics", "What is measured while training."},
+    {"profile", "Times of stages."},
+    {"log", "Messages for people, on stderr."},
+};
+
+// clang-format off
+const std::vector<key>& table() {
+  using enum on_resume;
+  static const std::vector<key> rows = {
+      {"run.dir", text_key{AT(run.dir)}, "", "Run folder: configuration, metrics, checkpoints. Made if it is missing.", free, true},
+      {"run.seed", seed_key{AT(run.seed)}, "", "Seed of the order of rows, the anchors, noise and random weights."},
+      {"run.resume", flag_key{AT(run.resume)}, "", "Go on from the newest good checkpoint in `run.dir`.", free},
+
+      {"target.path", text_key{AT(target.path)}, "", "Hugging Face folder of the target: config.json and safetensors.", free, true},
+      {"target.dtype", text_key{AT(target.dtype), {"auto", "bf16", "fp32"}}, "", "Compute type. `auto`: bf16 where the processor has instructions for it, else fp32."},
+
+      {"draft.layers", integer_key{AT(draft.layers), 1, 1024}, "layers", "Layers of the drafter."},
+      {"draft.block_size", integer_key{AT(draft.block_size), 2, 1024}, "tokens", "Tokens in a block: the anchor and the places to fill; a pass proposes one fewer."},
+      {"draft.taps", integers_key{AT(draft.taps), 0}, "layers", "Target layers, counted from 0, whose output the drafter reads; rising.", fixed, true},
+      {"draft.mask_token_id", integer_key{AT(draft.mask_token_id), 0, std::numeric_limits<std::int32_t>::max()}, "token id", "Token that stands for a place to fill: a reserved row of the target's embedding that no text uses.", fixed, true},
+      {"draft.layer_types", texts_key{AT(draft.layer_types), {"full_attention", "sliding_attention"}}, "", "Attention of each layer; empty: all full."},
+      {"draft.sliding_window", integer_key{AT(draft.sliding_window), 0}, "tokens", "Window of the sliding layers, counted from the querying token, which is included; 0: no layer slides."},
+      {"draft.causal", optional_flag_key{AT(draft.causal)}, "", "Whether places in a block see only earlier ones. Not set: in sliding layers yes, in full ones no."},
+      {"draft.hidden_size", integer_key{AT(draft.hidden_size), 0}, "", "Width; 0: the target's."},
+      {"draft.intermediate_size", integer_key{AT(draft.intermediate_size), 0}, "", "Width of the MLP; 0: the target's."},
+      {"draft.heads", integer_key{AT(draft.heads), 0}, "", "Query heads; 0: the target's."},
+      {"draft.kv_heads", integer_key{AT(draft.kv_heads), 0}, "", "Key and value heads; 0: the target's."},
+      {"draft.head_dim", integer_key{AT(draft.head_dim), 0}, "", "Width of a head; 0: the target's."},
+      {"draft.init", text_key{AT(draft.init)}, "", "First weights: `random`, `target` (its last layers), or the folder of a drafter."},
+      {"draft.norm_scale", number_key{AT(draft.norm_scale), 0.0, 1e6, true}, "", "First value of the weights of the norm on the context (`hidden_norm`)."},
+
+      {"data.train", texts_key{AT(data.train)}, "", "Token shards to train on.", fixed, true},
+      {"data.held_out", texts_key{AT(data.held_out)}, "", "Token shards that are only evaluated.", free},
+      {"data.row_tokens", integer_key{AT(data.row_tokens), 2, 1 << 24}, "tokens", "Length of a row (a batch is one row); documents are packed into rows."},
+      {"data.anchors", integer_key{AT(data.anchors), 1, 1 << 20}, "blocks", "Blocks drawn from each row."},
+      {"data.epochs", integer_key{AT(data.epochs), 1, 1000000}, "", "Passes over the data."},
+      {"data.keep_hidden_states", bytes_key{AT(data.keep_hidden_states)}, "bytes", "Room on disk for hidden states, so that later epochs need not run the target; 0: none are kept.", free},
+      {"data.noise", number_key{AT(data.noise), 0.0, 1e3}, "", "Uniform noise from -noise to noise on the tapped hidden states while training."},
+
+      {"loss.terms", weights_key{AT(loss.terms), {"ce", "kl"}}, "", "Weight of each term: `ce` (the data's tokens), `kl` (the target's distribution)."},
+      {"loss.gamma", number_key{AT(loss.gamma), 0.0, 1e6, true}, "places", "Place k of a block weighs exp(-(k - 1) / gamma)."},
+      {"loss.temperature", number_key{AT(loss.temperature), 0.0, 1e3, true}, "", "Temperature of both distributions in `kl`."},
+
+      {"optim.name", text_key{AT(optim.name), {"adamw", "muon"}}, "", "`adamw`, or `muon` (Muon on matrices, AdamW on the rest)."},
+      {"optim.lr", number_key{AT(optim.lr), 0.0, 1e3, true}, "", "Peak learning rate of AdamW."},
+      {"optim.muon_lr", number_key{AT(optim.muon_lr), 0.0, 1e3, true}, "", "Peak learning rate of Muon."},
+      {"optim.betas", pair_key{AT(optim.betas)}, "", "Decay of AdamW's two moments."},
+      {"optim.weight_decay", number_key{AT(optim.weight_decay), 0.0, 1e3}, "", "Decoupled decay of matrices."},
+      {"optim.clip", number_key{AT(optim.clip), 0.0}, "", "Largest norm of the whole gradient; 0: no limit."},
+      {"optim.accumulation", integer_key{AT(optim.accumulation), 1, 1 << 20}, "batches", "Batches of each drafter in an optimizer step."},
+      {"optim.schedule", text_key{AT(optim.schedule), {"cosine", "wsd", "constant"}}, "", "Course of the learning rate after the warm-up; `wsd`: stable, then falling."},
+      {"optim.warmup", span_key{AT(optim.warmup)}, "share or steps", "Rising part at the start."},
+      {"optim.decay", span_key{AT(optim.decay)}, "share or steps", "Falling part at the end (`wsd`)."},
+      {"optim.min_lr_share", number_key{AT(optim.min_lr_share), 0.0, 1.0, true}, "", "Last learning rate as a share of the peak."},
+      {"optim.steps", integer_key{AT(optim.steps), 0}, "steps", "Length of the run; 0: what the epochs give. More steps than that repeat the data."},
+
+      {"layout.targets", texts_key{AT(layout.targets)}, "", "Lanes that run the target, one copy each.", free},
+      {"layout.drafters", texts_key{AT(layout.drafters)}, "", "Lanes that train a replica of the drafter. A resumed run must have as many.", fixed_count},
+      {"layout.target_threads", integer_key{AT(layout.target_threads), 1, 1024}, "threads", "Threads of a target lane on a CPU. They change rounding."},
+      {"layout.drafter_threads", integer_key{AT(layout.drafter_threads), 1, 1024}, "threads", "Threads of a drafter lane on a CPU. They change rounding."},
+      {"layout.max_in_flight", bytes_key{AT(layout.max_in_flight)}, "bytes", "Most memory for hidden states between targets and drafters; 0: derived from the layout.", free},
+
+      {"eval.every", integer_key{AT(eval.every), 0}, "steps", "Rhythm; 0: never.", free},
+      {"eval.prompts", texts_key{AT(eval.prompts)}, "", "Prompt shards to decode.", free},
+      {"eval.max_new_tokens", integer_key{AT(eval.max_new_tokens), 1, 1 << 24}, "tokens", "Longest answer.", free},
+
+      {"checkpoint.every", integer_key{AT(checkpoint.every), 0}, "steps", "Rhythm; 0: only at the end and when stopped.", free},
+      {"checkpoint.keep", integer_key{AT(checkpoint.keep), 1, 1 << 20}, "", "Newest good checkpoints that stay.", free},
+      {"checkpoint.export_dtype", text_key{AT(checkpoint.export_dtype), {"bf16", "fp32"}}, "", "Type of the drafter's weights in `model.safetensors`; masters beside it are fp32.", free},
+
+      {"metrics.every", integer_key{AT(metrics.every), 1}, "batches", "Rhythm of measurements, counted by batch number.", free},
+
+      {"profile.interval", integer_key{AT(profile.interval), 0}, "steps", "Rhythm of the table of stage times; 0: off.", free},
+
+      {"log.level", text_key{AT(log.level), {"trace", "debug", "info", "warn", "error", "off"}}, "", "Least level that is printed.", free},
+  };
+  return rows;
+}
+// clang-format on
+
+#undef AT
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::span<const section> sections() {
+  return section_table;
+}
+
+std::span<const key> keys() {
+  return table();
+}
+
+const key* find_key(std::string_view name) {
+  for (const key& k : table())
+    if (k.name == name) return &k;
+  return nullptr;
+}
+
+std::optional<std::string> nearest(std::string_view word, const std::vector<std::string>& known) {
+  if (word.size() > 200) return std::nullopt;
+  std::optional<std::string> best;
+  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  for (const std::string& candidate : known) {
+    const std::size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+}  // namespace dflash::detail

@@ -1,0 +1,129 @@
+// What needs more than one key to be checked. Done once, before any work.
+#include <algorithm>
+#include <set>
+
+#include "config/error.hpp"
+#include "config/values.hpp"
+
+namespace dflash {
+
+namespace {
+
+using namespace detail;
+
+std::string text(std::int64_t value) {
+  return std::to_string(value);
+}
+
+void check_required(const run_config& c) {
+  for (const key& k : keys()) {
+    if (!k.required) continue;
+    const auto value = print_value(k, c);
+    if (value && *value != "\"\"" && *value != "[]") continue;
+    std::string hint = std::string(k.help);
+    if (k.name == "draft.taps")
+      hint +=
+          " For n target layers and L draft layers the usual ones are round(1 + i * (n - 4) / "
+          "(L - 1)), i = 0 to L - 1.";
+    throw error(std::string(k.name) + " is not set", std::string(k.name), hint);
+  }
+}
+
+void check_draft(const draft_section& d) {
+  for (std::size_t i = 1; i < d.taps.size(); ++i)
+    if (d.taps[i] <= d.taps[i - 1])
+      throw error("taps must rise: " + text(d.taps[i]) + " comes after " + text(d.taps[i - 1]),
+                  "draft.taps",
+                  "list each target layer once, lowest first");
+  if (!d.layer_types.empty() && std::cmp_not_equal(d.layer_types.size(), d.layers))
+    throw error("layer_types has " + std::to_string(d.layer_types.size()) + " entries for " +
+                    text(d.layers) + " layers",
+                "draft.layer_types",
+                "give one entry a layer, or none (all full)");
+  const bool slides = std::find(d.layer_types.begin(), d.layer_types.end(), "sliding_attention") !=
+                      d.layer_types.end();
+  if (slides && d.sliding_window == 0)
+    throw error("a layer is sliding, but there is no window",
+                "draft.sliding_window",
+                "set it in tokens, e.g. sliding_window = 2048");
+  if (!slides && d.sliding_window > 0)
+    throw error("a window of " + text(d.sliding_window) + " is set, but no layer is sliding",
+                "draft.sliding_window",
+                "set draft.layer_types, or sliding_window = 0");
+  if (d.heads > 0 && d.kv_heads > 0 && d.heads % d.kv_heads != 0)
+    throw error(
+        text(d.heads) + " query heads cannot share " + text(d.kv_heads) + " key and value heads",
+        "draft.kv_heads",
+        "heads must be a multiple of kv_heads");
+  if (d.head_dim % 2 != 0)
+    throw error("a head of width " + text(d.head_dim) + " cannot be rotated",
+                "draft.head_dim",
+                "it must be even");
+  if (d.init.empty())
+    throw error("init is empty", "draft.init", "\"random\", \"target\" or the folder of a drafter");
+}
+
+void check_data(const run_config& c) {
+  if (c.data.row_tokens < c.draft.block_size)
+    throw error("a row of " + text(c.data.row_tokens) + " tokens is shorter than a block of " +
+                    text(c.draft.block_size),
+                "data.row_tokens",
+                "make rows at least as long as draft.block_size");
+  std::set<std::string> train;
+  for (const std::string& path : c.data.train)
+    if (!train.insert(path).second)
+      throw error(
+          "a shard is listed twice: " + path, "data.train", "list it once; see data.epochs");
+  for (const std::string& path : c.data.held_out)
+    if (train.contains(path))
+      throw error("a shard is both trained on and held out: " + path, "data.held_out");
+}
+
+void check_loss(const loss_section& loss) {
+  double sum = 0.0;
+  for (const auto& [name, weight] : loss.terms) sum += weight;
+  if (!(sum > 0.0))
+    throw error("no loss term has a weight", "loss.terms", "e.g. terms = { ce = 1.0 }");
+}
+
+void check_optim(const optim_section& optim) {
+  if (optim.steps > 0) check_schedule(optim, static_cast<std::uint64_t>(optim.steps));
+  if (optim.schedule == "wsd" && optim.warmup.steps < 0 && optim.decay.steps < 0 &&
+      optim.warmup.share + optim.decay.share > 1.0)
+    throw error("warm-up and decay together are longer than the run",
+                "optim.decay",
+                "their shares may add up to 1.0 at most");
+}
+
+void check_lanes(const std::vector<std::string>& lanes, const char* name) {
+  if (lanes.empty())
+    throw error(std::string(name) + " is empty", name, "name at least one lane, e.g. [\"cpu:0\"]");
+  std::set<std::string> seen;
+  for (const std::string& lane : lanes) {
+    try {
+      parse_lane(lane);
+    } catch (const error& problem) {
+      throw error(problem.what_, name, problem.hint);
+    }
+    if (!seen.insert(lane).second)
+      throw error("lane " + lane + " is listed twice", name, "give each lane another number");
+  }
+}
+
+}  // namespace
+
+void validate(const run_config& config) {
+  check_required(config);
+  check_draft(config.draft);
+  check_data(config);
+  check_loss(config.loss);
+  check_optim(config.optim);
+  check_lanes(config.layout.targets, "layout.targets");
+  check_lanes(config.layout.drafters, "layout.drafters");
+  if (config.eval.every > 0 && config.eval.prompts.empty())
+    throw error("eval.every is set, but there are no prompts to decode",
+                "eval.prompts",
+                "list prompt shards, or set eval.every = 0");
+}
+
+}  // namespace dflash
