@@ -67,10 +67,10 @@ private:
 /// Context rows that some valid anchor's block can see, rising. window = the widest of the
 /// drafter's layers, 0 = a full layer. Slot k sees t in [max(document start, a + k − W + 1), a)
 /// (dflash.md 2.3), so slot 0 sees most and the block size does not matter.
-std::vector<int32_t> visible_context(const batch& batch, int64_t window);
+std::vector<int32_t> visible_context(const batch& b, int64_t window);
 
 /// Rows a + k − 1 whose teacher logits the loss reads, rising, each once: k in [1, block_size),
 /// anchor valid, a + k in the same document and supervised (dflash.md 4.5).
-std::vector<int32_t> teacher_rows(const batch& batch, int64_t block_size);
+std::vector<int32_t> teacher_rows(const batch& b, int64_t block_size);
 
 }  // namespace dflash

@@ -27,6 +27,9 @@ private:
   int fd_ = -1;
 };
 
+/// Opens for reading and tells the size. Throws error if it is missing or no regular file.
+file_descriptor open_regular_file(const std::filesystem::path& path, uint64_t& size);
+
 /// A file that appears under its name only when it is complete: written as PATH.tmp, then commit()
 /// fsyncs, renames and fsyncs the folder. Without commit() the temporary file is removed.
 class atomic_file {

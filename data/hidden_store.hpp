@@ -3,7 +3,6 @@
 // is simply made again by the caller.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -23,12 +22,13 @@ namespace dflash {
 class hidden_store {
 public:
   struct counters {
-    uint64_t stored = 0;   // rows present
-    uint64_t hits = 0;     // get that returned a row
-    uint64_t misses = 0;   // get of an absent row
-    uint64_t damaged = 0;  // records that failed their check
-    uint64_t failed = 0;   // puts refused by the disk; last_error says why
-    uint64_t refused = 0;  // puts beyond the budget
+    uint64_t stored = 0;     // rows present
+    uint64_t hits = 0;       // get that returned a row
+    uint64_t misses = 0;     // get of an absent row
+    uint64_t damaged = 0;    // records that failed their check
+    uint64_t failed = 0;     // puts refused by the disk
+    uint64_t refused = 0;    // puts beyond the budget
+    std::string last_error;  // what the system said at the last failed put
   };
 
   /// Opens the file and takes over its records if it was written with the same record_bytes, rows,
@@ -60,6 +60,9 @@ public:
 
 private:
   struct state;
+  void open_file(std::span<const std::byte> head);
+  void take_over();
+
   std::filesystem::path path_;
   uint64_t record_bytes_;
   int64_t rows_;

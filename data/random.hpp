@@ -11,6 +11,15 @@ namespace dflash {
 /// The bare generator: 10 rounds.
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
+/// Scales 64 random bits to [0, n): the high half of their product.
+inline uint64_t random_below(uint64_t bits, uint64_t n) {
+  // 64 × 64 → 128 by halves: the standard has no wider integer.
+  const uint64_t low = (bits & 0xffffffff) * (n & 0xffffffff);
+  const uint64_t mid = (bits >> 32) * (n & 0xffffffff) + (low >> 32);
+  const uint64_t mid2 = (bits & 0xffffffff) * (n >> 32) + (mid & 0xffffffff);
+  return (bits >> 32) * (n >> 32) + (mid >> 32) + (mid2 >> 32);
+}
+
 /// What the numbers are for; streams of different domains never meet. Values are part of what a
 /// seed means: append only.
 enum class random_domain : uint32_t { shuffle, anchors, noise, sampling, init };
@@ -30,7 +39,7 @@ struct random_stream {
   double uniform(uint64_t i) const;
   /// [0, n), n ≥ 1; the bias is below n / 2^64.
   uint64_t below(uint64_t i, uint64_t n) const;
-  /// Standard normal (Box–Muller over block i / 2); two per block.
+  /// Standard normal by Box–Muller; numbers 4 j … 4 j + 3 come from block j.
   double normal(uint64_t i) const;
 };
 
