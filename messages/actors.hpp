@@ -20,7 +20,7 @@ namespace dflash {
 
 // Run state, supervision, commits, decision to save, orderly stop. Scheduled.
 using coordinator_actor = caf::typed_actor<
-    // begins; the answer to the sender comes at the end of the run, as run_outcome
+    // begins; run_outcome goes to the actor that it was spawned for, last of all
     caf::reacts_to<start_run>,
     // finish the open step, save, stop
     caf::reacts_to<stop_request>,
@@ -28,8 +28,8 @@ using coordinator_actor = caf::typed_actor<
     caf::reacts_to<step_reduced>,
     // a drafter has updated its weights
     caf::reacts_to<step_committed>,
-    // a batch was delivered or dropped: dropped ones go into the commit record
-    caf::reacts_to<delivered>,
+    // a batch adds nothing: goes into the commit record
+    caf::reacts_to<batch_dropped>,
     // a checkpoint is on disk, or is not
     caf::reacts_to<save_done>>;
 

@@ -113,6 +113,12 @@ struct not_finite {
   capture_job job;
 };
 
+// Dispatcher to coordinator: batch k was not finite twice and adds nothing; part of the commit
+// record.
+struct batch_dropped {
+  uint64_t k = 0;
+};
+
 // Loader to dispatcher: kept hidden states are missing or damaged, a target has to make them.
 struct kept_missing {
   capture_job job;

@@ -15,7 +15,7 @@ namespace dflash {
 struct tensor_block {
   std::vector<at::Tensor> tensors;  // hidden states: per tap [T, Ht], then the last hidden states
                                     // if asked for; gradients: one flat [P] fp32
-  bool has_last = false;  // whether the last tensor is the last hidden state
+  bool has_last = false;            // whether the last tensor is the last hidden state
   ready_event ready;
   slot_lease lease;
   uint64_t bytes = 0;

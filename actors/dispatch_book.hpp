@@ -1,0 +1,92 @@
+// The dispatcher without its messages: every batch in flight, the pool of batches to be made again,
+// the lanes that ask for work, and the room that drafters have granted. Calls bring news,
+// take_jobs() says what to hand out now. Single owner, no threads, no CAF.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "actors/runtime/credit_ledger.hpp"
+#include "data/batches.hpp"
+#include "messages/messages.hpp"
+
+namespace dflash {
+
+struct dispatch_options {
+  uint64_t first_k = 0;      // where the run begins, or goes on
+  uint64_t end_k = 0;        // of the whole run, exclusive
+  uint32_t targets = 1;      // N: lanes 0 .. N - 1; lane N is the reader of kept hidden states
+  uint32_t drafters = 1;     // M
+  uint64_t batch_bytes = 0;  // hidden states of one batch
+  uint32_t read_ahead = 4;   // batches loaded or being loaded, but not handed out
+  uint32_t max_drops_in_a_row = 8;
+};
+
+enum class batch_state : uint8_t { loaded, dispatched, delivered, trained };
+
+class dispatch_book {
+public:
+  explicit dispatch_book(dispatch_options options);
+
+  void loaded(const batch_ready& m);
+  void lane_asks(uint32_t lane);
+  void granted(const room_grant& m);
+  void delivered_to_drafter(uint64_t k);
+  // false: an old grant or an unknown batch; nothing changed.
+  bool trained(const credit_return& m);
+  // Hidden states were NaN or infinite: true: will be made again; false: the batch is dropped, its
+  // room stays reserved until the drafter has passed it. Too many drops in a row throw
+  // std::runtime_error.
+  bool not_finite(const capture_job& job);
+  // Kept hidden states are gone: a target makes them.
+  void kept_is_missing(uint64_t k);
+  // A mailbox refused the batch: made again.
+  void refused(uint64_t k);
+  // All of [first, end) are committed: forgotten.
+  void committed(uint64_t end_k);
+  void stop_at(uint64_t end_k);
+
+  // Jobs that can start now, with the room for their results reserved, in order of k; batches to be
+  // made again go first. Each goes to job.lane.
+  std::vector<capture_job> take_jobs();
+  // Batches that the loader may send beyond what it was allowed before.
+  uint32_t take_load_credit();
+
+  // For watching: batches handed out and not yet trained; bytes reserved at a drafter.
+  size_t in_flight() const;
+  const credit_ledger& ledger() const { return ledger_; }
+  std::shared_ptr<const batch> tokens_of(uint64_t k) const;
+  uint32_t epoch_of(uint64_t k) const;
+  uint64_t faults() const { return faults_; }
+
+private:
+  struct entry {
+    batch_state state = batch_state::loaded;
+    std::shared_ptr<const batch> tokens;
+    bool kept = false;
+    uint32_t epoch = 0;    // of its reservation
+    uint32_t attempt = 0;  // made again after a non-finite value
+  };
+  std::optional<uint32_t> lane_for(bool kept) const;
+  capture_job start(uint64_t k, entry& e, uint32_t lane);
+  entry& at(uint64_t k);
+
+  dispatch_options options_;
+  credit_ledger ledger_;
+  std::map<uint64_t, entry> entries_;  // by k: loaded .. trained
+  std::set<uint64_t> again_;           // dispatched before, room reserved, waiting for a lane
+  std::deque<uint32_t> asking_;        // targets that ask, first come first
+  bool reader_asks_ = false;
+  uint64_t next_k_;         // next to be handed out for the first time
+  uint64_t next_credit_k_;  // loader may make batches below this
+  uint32_t drops_in_a_row_ = 0;
+  uint64_t faults_ = 0;
+};
+
+}  // namespace dflash

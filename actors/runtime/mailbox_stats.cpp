@@ -1,0 +1,158 @@
+#include "actors/runtime/mailbox_stats.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace dflash {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+template <class T>
+void raise(std::atomic<T>& peak, T value) {
+  T seen = peak.load(relaxed);
+  while (value > seen && !peak.compare_exchange_weak(seen, value, relaxed)) {
+  }
+}
+
+}  // namespace
+
+const char* activity_text(activity what) {
+  switch (what) {
+    case activity::starting:
+      return "starting";
+    case activity::computing:
+      return "computing";
+    case activity::idle:
+      return "idle";
+    case activity::wants_job:
+      return "waiting for a job";
+    case activity::wants_slot:
+      return "waiting for a free slot";
+    case activity::wants_capture:
+      return "waiting for hidden states";
+    case activity::wants_batch:
+      return "waiting for its next batch";
+    case activity::wants_peers:
+      return "waiting for other drafters";
+    case activity::wants_go:
+      return "waiting for the commit";
+    case activity::ended:
+      return "ended";
+    case activity::count:
+      break;
+  }
+  return "?";
+}
+
+mailbox_stats::mailbox_stats(std::string actor_name, uint64_t limit)
+    : name(std::move(actor_name)),
+      limit_bytes(limit),
+      born_ns_(now_ns()),
+      activity_since_(born_ns_) {}
+
+bool mailbox_stats::arrive(uint64_t bytes) {
+  if (bytes > 0) {
+    const uint64_t held = bytes_.fetch_add(bytes, relaxed) + bytes;
+    if (limit_bytes > 0 && held > limit_bytes) {
+      bytes_.fetch_sub(bytes, relaxed);
+      refused_.fetch_add(1, relaxed);
+      return false;
+    }
+    raise(peak_bytes_, held);
+  }
+  raise(peak_depth_, depth_.fetch_add(1, relaxed) + 1);
+  arrival_sum_.fetch_add(static_cast<uint64_t>(now_ns()), relaxed);
+  arrived_.fetch_add(1, relaxed);
+  return true;
+}
+
+void mailbox_stats::begin() {
+  start_sum_.fetch_add(static_cast<uint64_t>(now_ns()), relaxed);
+  started_.fetch_add(1, relaxed);
+}
+
+void mailbox_stats::end(int64_t began_ns, bool skipped) {
+  const int64_t now = now_ns();
+  service_ns_.fetch_add(now - began_ns, relaxed);
+  if (skipped) {  // still in the mailbox: it waits again from now on
+    arrival_sum_.fetch_add(static_cast<uint64_t>(now), relaxed);
+    arrived_.fetch_add(1, relaxed);
+    return;
+  }
+  depth_.fetch_sub(1, relaxed);
+  handled_.fetch_add(1, relaxed);
+}
+
+void mailbox_stats::set_activity(activity what) {
+  const int64_t now = now_ns();
+  const activity before = activity_.load(relaxed);
+  if (before == what) return;
+  spent_[static_cast<size_t>(before)].fetch_add(now - activity_since_.load(relaxed), relaxed);
+  activity_since_.store(now, relaxed);
+  activity_.store(what, relaxed);
+}
+
+int64_t mailbox_stats::spent_ns(activity what) const {
+  const int64_t booked = spent_[static_cast<size_t>(what)].load(relaxed);
+  if (current() != what) return booked;
+  return booked + std::max<int64_t>(0, now_ns() - activity_since_.load(relaxed));
+}
+
+mailbox_row mailbox_stats::row() const {
+  mailbox_row r;
+  const int64_t now = now_ns();
+  const uint64_t started = started_.load(relaxed);
+  const uint64_t arrived = arrived_.load(relaxed);
+  const uint64_t waiting = arrived > started ? arrived - started : 0;
+  r.actor = name;
+  r.state = activity_text(current());
+  r.state_ns = std::max<int64_t>(0, now - activity_since_.load(relaxed));
+  r.depth = depth();
+  r.peak_depth = peak_depth_.load(relaxed);
+  r.bytes = bytes();
+  r.limit_bytes = limit_bytes;
+  r.peak_bytes = peak_bytes();
+  r.handled = handled();
+  r.refused = refused();
+  const uint64_t waited =
+      start_sum_.load(relaxed) + waiting * static_cast<uint64_t>(now) - arrival_sum_.load(relaxed);
+  r.wait_ns = std::max<int64_t>(0, static_cast<int64_t>(waited));
+  r.service_ns = service_ns();
+  r.alive_ns = now - born_ns_;
+  r.restarts = restarts.load(relaxed);
+  return r;
+}
+
+std::shared_ptr<mailbox_stats> mailbox_registry::add(std::string name, uint64_t limit_bytes) {
+  auto stats = std::make_shared<mailbox_stats>(std::move(name), limit_bytes);
+  const std::lock_guard guard(mutex_);
+  stats_.push_back(stats);
+  return stats;
+}
+
+std::vector<std::shared_ptr<const mailbox_stats>> mailbox_registry::all() const {
+  const std::lock_guard guard(mutex_);
+  return {stats_.begin(), stats_.end()};
+}
+
+std::vector<mailbox_row> mailbox_registry::rows() const {
+  std::vector<mailbox_row> rows;
+  for (const auto& stats : all()) rows.push_back(stats->row());
+  return rows;
+}
+
+void mailbox_registry::set_failure(const std::string& name, std::string text) {
+  const std::lock_guard guard(mutex_);
+  failures_.emplace_back(name, std::move(text));
+}
+
+std::string mailbox_registry::failure(const std::string& name) const {
+  const std::lock_guard guard(mutex_);
+  for (const auto& [who, text] : failures_)
+    if (who == name) return text;
+  return {};
+}
+
+}  // namespace dflash

@@ -1,0 +1,106 @@
+// Live figures of one mailbox and what its actor is doing: atomics only, written by senders and by
+// the owner, read by anyone at any time (inspector, metrics, progress line) without the actor's
+// help.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "messages/messages.hpp"
+
+namespace dflash {
+
+// What an actor does when it does not compute is what it waits for.
+enum class activity : uint8_t {
+  starting,
+  computing,
+  idle,           // nothing asked of it
+  wants_job,      // producer: for a job from the dispatcher
+  wants_slot,     // producer: for its postprocess to hand a slot on
+  wants_capture,  // postprocess: for a producer
+  wants_batch,    // drafter: for its next batch
+  wants_peers,    // drafter: for the gradients of the others
+  wants_go,       // drafter: for the coordinator
+  ended,
+  count
+};
+const char* activity_text(activity what);
+
+inline int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+class mailbox_stats {
+public:
+  explicit mailbox_stats(std::string actor_name, uint64_t limit_bytes = 0);
+
+  const std::string name;
+  const uint64_t limit_bytes;  // 0: no tensors come here
+
+  // Any thread. Counts a message in; false: its bytes would pass the limit, it was counted as
+  // refused.
+  bool arrive(uint64_t bytes);
+  // Owner. Service begins; ends (a skipped message stays in the mailbox).
+  void begin();
+  void end(int64_t began_ns, bool skipped);
+  // Owner. Bytes that came with a message are not held any more.
+  void release(uint64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  // Owner. Time since the last change is booked on the activity that ends.
+  void set_activity(activity what);
+  // Any thread.
+  activity current() const { return activity_.load(std::memory_order_relaxed); }
+  // Booked time plus what the present activity has lasted so far.
+  int64_t spent_ns(activity what) const;
+
+  int64_t depth() const { return depth_.load(std::memory_order_relaxed); }
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  uint64_t peak_bytes() const { return peak_bytes_.load(std::memory_order_relaxed); }
+  uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+  uint64_t handled() const { return handled_.load(std::memory_order_relaxed); }
+  int64_t service_ns() const { return service_ns_.load(std::memory_order_relaxed); }
+  mailbox_row row() const;
+
+  std::atomic<uint32_t> restarts{0};
+
+private:
+  const int64_t born_ns_;
+  std::atomic<int64_t> depth_{0}, peak_depth_{0};
+  std::atomic<uint64_t> bytes_{0}, peak_bytes_{0};
+  std::atomic<uint64_t> arrived_{0}, started_{0}, handled_{0}, refused_{0};
+  // Sums of the moments of arrival and of service; their difference is the time that messages
+  // waited, in whatever order they were served. Wraps, which the difference survives.
+  std::atomic<uint64_t> arrival_sum_{0}, start_sum_{0};
+  std::atomic<int64_t> service_ns_{0};
+  std::atomic<activity> activity_{activity::starting};
+  std::atomic<int64_t> activity_since_;
+  std::array<std::atomic<int64_t>, static_cast<size_t>(activity::count)> spent_{};
+};
+
+// All mailboxes of one actor system, in order of registration. Mailboxes of dead actors stay
+// visible.
+class mailbox_registry {
+public:
+  std::shared_ptr<mailbox_stats> add(std::string name, uint64_t limit_bytes = 0);
+  std::vector<std::shared_ptr<const mailbox_stats>> all() const;
+  std::vector<mailbox_row> rows() const;
+
+  // Why an actor ended by an exception, by its name; empty: it did not.
+  void set_failure(const std::string& name, std::string text);
+  std::string failure(const std::string& name) const;
+
+private:
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<mailbox_stats>> stats_;
+  std::vector<std::pair<std::string, std::string>> failures_;
+};
+
+}  // namespace dflash
