@@ -1,0 +1,16 @@
+# check_headers: every header compiles alone, and twice in a row. Not part of the default build.
+file(GLOB headers CONFIGURE_DEPENDS RELATIVE "${CMAKE_SOURCE_DIR}"
+  "${CMAKE_SOURCE_DIR}/config/*.hpp" "${CMAKE_SOURCE_DIR}/data/*.hpp" "${CMAKE_SOURCE_DIR}/device/*.hpp"
+  "${CMAKE_SOURCE_DIR}/device/kernels/*.hpp" "${CMAKE_SOURCE_DIR}/model/*.hpp" "${CMAKE_SOURCE_DIR}/observe/*.hpp"
+  "${CMAKE_SOURCE_DIR}/messages/*.hpp" "${CMAKE_SOURCE_DIR}/actors/*.hpp" "${CMAKE_SOURCE_DIR}/actors/runtime/*.hpp"
+  "${CMAKE_SOURCE_DIR}/bin/*.hpp")
+list(FILTER headers EXCLUDE REGEX "-inl\\.hpp$") # included once for each instruction set, by design
+foreach(header ${headers})
+  string(REPLACE "/" "." name "${header}")
+  set(source "${CMAKE_BINARY_DIR}/check_headers/${name}.cpp")
+  file(CONFIGURE OUTPUT "${source}" CONTENT "#include \"${header}\"\n#include \"${header}\"\n")
+  list(APPEND sources "${source}")
+endforeach()
+add_library(check_headers OBJECT EXCLUDE_FROM_ALL ${sources})
+target_link_libraries(check_headers PRIVATE dflash_actors CLI11::CLI11 dflash_flags)
+target_compile_options(check_headers PRIVATE -O0 -Wno-pragma-once-outside-header)
