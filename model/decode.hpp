@@ -31,7 +31,9 @@ struct decode_stats {
   int64_t drafted = 0;               // draft tokens offered; a skipped draft offers none
   std::vector<int64_t> offered_at;   // [k − 1] passes in which draft k was offered
   std::vector<int64_t> accepted_at;  // [k − 1] passes in which drafts 1..k were all accepted
-  double tau() const { return passes == 0 ? 0.0 : static_cast<double>(committed) / passes; }
+  double tau() const {
+    return passes == 0 ? 0.0 : static_cast<double>(committed) / static_cast<double>(passes);
+  }
   void add(const decode_stats& other);
 };
 

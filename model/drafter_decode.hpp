@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "device/kernels/norms.hpp"
 #include "device/packed_linear.hpp"
 #include "model/drafter.hpp"
 #include "model/drafter_config.hpp"
@@ -23,7 +24,8 @@ namespace dflash {
 /// target.
 class draft_model {
 public:
-  /// Throws `dflash::error` if drafter and target do not belong together: see check_drafter_fits.
+  /// Throws `dflash::error` if drafter and target do not belong together: see check_drafter_fits
+  /// (drafter_config.hpp).
   draft_model(drafter_config config,
               const drafter_weights& weights,
               std::shared_ptr<const target> of);
@@ -54,12 +56,6 @@ private:
   at::Tensor hidden_norm_, norm_;
 };
 
-/// Refuses a drafter that cannot work with this target: hidden size, vocabulary, layer count, taps
-/// out of range, mask id outside the embedding. `where` names the drafter in the message.
-void check_drafter_fits(const drafter_config& drafter,
-                        const target_config& target,
-                        const std::string& where);
-
 /// One drafter at work: context K/V caches for some sequences. Batches ragged requests.
 class drafter_proposer final : public proposer {
 public:
@@ -81,12 +77,17 @@ public:
   at::Tensor block_hidden(std::span<const draft_request> requests);
 
 private:
+  struct block_rows;  // rows of the blocks at work and where they belong
+  block_rows lay_out(std::span<const draft_request> requests) const;
+  at::Tensor attend(size_t layer, const block_rows& rows, const at::Tensor& qkv) const;
+
   std::shared_ptr<const draft_model> model_;
   int64_t slots_ = 0;
   int64_t capacity_ = 0;
   std::vector<int64_t> lengths_;    // [slot] committed positions
-  std::vector<at::Tensor> keys_;    // [layer] [slots·capacity, nkv, hd], rotated
-  std::vector<at::Tensor> values_;  // [layer] [slots·capacity, nkv, hd]
+  kernel::rope_table rope_;         // capacity + B positions
+  std::vector<at::Tensor> keys_;    // [layer] [slots, nkv, capacity, hd] fp32, normed and rotated
+  std::vector<at::Tensor> values_;  // [layer] [slots, nkv, capacity, hd] fp32
 };
 
 }  // namespace dflash

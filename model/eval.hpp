@@ -21,6 +21,7 @@ namespace dflash {
 struct walk_item {
   std::vector<int32_t> tokens;  // prompt, then answer
   int64_t prompt_tokens = 0;
+  int64_t limit = 0;             // new tokens that decoding allowed, answered or not
   std::vector<at::Tensor> taps;  // [tap] [tokens − 1, Ht]; empty for lookup
   stop_reason stop = stop_reason::token_limit;
 };
@@ -35,7 +36,7 @@ struct walk_report {
   std::vector<int64_t> hits_at, supervised_at;  // [k − 1] over all anchors
   double tau() const { return walk.tau(); }
   double accept_len() const {
-    return anchors == 0 ? 0.0 : static_cast<double>(anchor_length) / anchors;
+    return anchors == 0 ? 0.0 : static_cast<double>(anchor_length) / static_cast<double>(anchors);
   }
   void add(const walk_report& other);
 };

@@ -54,7 +54,7 @@ struct output_check {
   int64_t ties = 0;
   int64_t different = 0;
   std::vector<output_difference> differences;
-  /// Identical texts but for ties on at most 1 % of the prompts (one prompt at least).
+  /// Identical texts but for ties on at most 1 % of the prompts.
   bool passed() const;
 };
 
