@@ -160,8 +160,9 @@ void validate(const run_config& config);
 run_config load_run_config(const std::filesystem::path& file,
                            const std::vector<std::string>& overrides = {});
 
-/// What can only be checked when the number of optimizer steps is known: warm-up (and decay) must
-/// fit into it. Throws error with both numbers.
+/// What can only be checked when the number of optimizer steps is known: warm-up and decay must fit
+/// into it, except that a decay given as a share ends up as what the warm-up leaves. Throws error
+/// with both numbers.
 void check_schedule(const optim_section& optim, std::uint64_t total_steps);
 
 /// The fully resolved configuration as TOML with a comment per key; parses back to an equal one.

@@ -71,8 +71,10 @@ void check_schedule(const optim_section& optim, std::uint64_t total_steps) {
         "a warm-up of " + std::to_string(warmup) + " steps does not fit into a run of " + total,
         "optim.warmup",
         "give it as a share of the run, e.g. warmup = 0.04, or train for longer");
-  const std::uint64_t decay = optim.schedule == "wsd" ? optim.decay.of(total_steps) : 0;
-  if (warmup + decay > total_steps)
+  // A decay given as a share is cut to what the warm-up leaves: rounding must not refuse a run.
+  const bool counted = optim.schedule == "wsd" && optim.decay.steps >= 0;
+  const std::uint64_t decay = counted ? optim.decay.of(total_steps) : 0;
+  if (decay > total_steps - warmup)
     throw error("a warm-up of " + std::to_string(warmup) + " and a decay of " +
                     std::to_string(decay) + " steps do not fit into a run of " + total,
                 "optim.decay",
