@@ -58,12 +58,15 @@ private:
     std::shared_ptr<const safetensors_file> file;
     const st_tensor* tensor;
   };
-  void add_file(const std::string& file_name);
+  void add_indexed(const json_file& index);
+  bool reads_file(std::string_view name) const;
+  void refuse_quantised() const;
   const place& place_of(std::string_view name) const;
 
   std::filesystem::path path_;
   json_file config_;
-  std::map<std::string, place, std::less<>> places_;  // tensor name
+  std::map<std::string, place, std::less<>> places_;          // tensor name
+  std::map<std::string, std::string, std::less<>> unlisted_;  // tensor that no index names -> file
   std::set<std::string, std::less<>> used_;
 };
 

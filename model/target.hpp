@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -72,7 +73,14 @@ private:
     packed_linear gate_up;                       // [2 I, H], gate first
     packed_linear down;                          // [H, I]
   };
+  struct pass;
   target() = default;
+  pass begin(std::span<const int32_t> ids, std::span<const int32_t> positions) const;
+  template <class SetMemory>
+  void run(pass& state,
+           int64_t layers,
+           const SetMemory& set_memory,
+           const std::function<void(int64_t)>& after_layer) const;
 
   target_config config_;
   compute_dtype dtype_ = compute_dtype::fp32;
@@ -80,7 +88,7 @@ private:
   at::Tensor embedding_, final_norm_;
   packed_linear head_;
   std::vector<layer> layers_;
-  at::Tensor rope_;  // [max_positions, hd]: cos | sin of each position, fp32
+  std::vector<float> inverse_frequencies_;  // [hd / 2]
 };
 
 }  // namespace dflash

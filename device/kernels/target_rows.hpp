@@ -1,0 +1,26 @@
+// Row-wise steps between the target's matrix products, fused so that each activation is read once.
+// No autograd, CPU, contiguous; T is fp32 or bf16, arithmetic fp32. A row's bits depend on that row
+// only. Work is spread over the caller's ATen threads.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+namespace dflash::kernel {
+
+// residual [n, d] T += delta [n, d] T (skipped if null), rounded to T as transformers does; then
+// out [n, d] T = residual / sqrt(mean(residual^2) + eps) * weight [d]. out may be delta.
+void add_rms_norm(c10::ScalarType dtype,
+                  void* residual,
+                  const void* delta,
+                  const float* weight,
+                  double eps,
+                  int64_t n,
+                  int64_t d,
+                  void* out);
+
+// out [n, width] = silu(gate) * up of gate_up [n, 2 width], gate first.
+void gated_silu(c10::ScalarType dtype, const void* gate_up, int64_t n, int64_t width, void* out);
+
+}  // namespace dflash::kernel
