@@ -258,6 +258,9 @@ safetensors_header parse_safetensors_header(std::string_view json,
   // The format asks for '{' as the first byte; the parser alone would allow blanks and a BOM.
   if (json.empty() || json.front() != '{')
     throw error("the header does not begin with '{'", path.string(), std::string(damaged_hint));
+  // The parser takes a zero byte for the end of its input.
+  if (json.find('\0') != std::string_view::npos)
+    throw error("the header has a zero byte in it", path.string(), std::string(damaged_hint));
   safetensors_header header;
   header_reader reader(path, header);
   nlohmann::json::sax_parse(json.begin(), json.end(), &reader);
