@@ -80,7 +80,7 @@ int run(int argc, char** argv) {
     std::fputs(app.help().c_str(), stdout);
     return 0;
   }
-  dflash::set_up_log({.level = level, .file = {}});
+  dflash::set_up_log({.level = level});
   return action();
 }
 

@@ -10,7 +10,7 @@ namespace dflash {
 
 struct log_options {
   std::string level = "info";
-  std::filesystem::path file;  // appended to as well; empty: none
+  std::filesystem::path file = {};  // appended to as well; empty: none
 };
 
 /// "trace", "debug", "info", "warn", "error", "off".

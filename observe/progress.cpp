@@ -52,6 +52,8 @@ bool progress_line::due() const {
 }
 
 void progress_line::show(std::string text) {
+  // The same line twice tells nothing; on a terminal a log message may have wiped it away.
+  if (!terminal_ && printed_ && text == text_) return;
   const bool now = due();
   text_ = std::move(text);
   printed_ = false;

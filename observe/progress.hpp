@@ -14,8 +14,8 @@ namespace dflash {
 using progress_clock = std::function<std::chrono::steady_clock::time_point()>;
 
 struct progress_options {
-  std::FILE* stream = stderr;    // not owned
-  std::optional<bool> terminal;  // unset: asked of the stream
+  std::FILE* stream = stderr;         // not owned
+  std::optional<bool> terminal = {};  // unset: asked of the stream
   std::chrono::nanoseconds redraw_every = std::chrono::milliseconds(200);  // on a terminal
   std::chrono::nanoseconds line_every = std::chrono::seconds(10);          // elsewhere
   progress_clock now = std::chrono::steady_clock::now;
@@ -53,13 +53,13 @@ private:
 struct train_progress {
   std::uint64_t step = 0;
   std::uint64_t total_steps = 0;
-  std::optional<double> loss;
-  std::optional<double> accept_len;
-  std::optional<double> tokens_per_second;
+  std::optional<double> loss = {};
+  std::optional<double> accept_len = {};
+  std::optional<double> tokens_per_second = {};
   double drafters_wait = 0.0;  // share of the time in which drafters wait for hidden states
   double targets_wait = 0.0;   // share of the time in which targets wait for room
   std::uint64_t bytes_in_flight = 0;
-  std::optional<std::chrono::nanoseconds> time_left;
+  std::optional<std::chrono::nanoseconds> time_left = {};
   std::uint64_t skipped_steps = 0;
   std::uint64_t restarts = 0;
 };
