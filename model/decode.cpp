@@ -5,6 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -30,6 +31,12 @@ struct sequence {
   int32_t anchor = 0;   // last token, not yet run through the target
   bool done = false;
 };
+
+using clock = std::chrono::steady_clock;
+
+double seconds_since(clock::time_point start) {
+  return std::chrono::duration<double>(clock::now() - start).count();
+}
 
 // Rows [indices] of a tensor; a view where they are neighbours.
 at::Tensor select_rows(const at::Tensor& from, const std::vector<int64_t>& indices) {
@@ -120,6 +127,7 @@ private:
       chunks_.push_back({.slot = slot_id, .tokens = ids});
     }
     if (chunks_.empty()) return;
+    const auto started = clock::now();
     const auto out = model_.forward(*cache_, chunks_, taps_);
     int64_t row = 0;
     std::vector<int64_t> last_rows;
@@ -133,11 +141,14 @@ private:
     const auto first =
         argmax_rows(model_.logits(select_rows(out.hidden, last_rows)), model_.config().vocab);
     for (size_t i = 0; i < chunks_.size(); ++i) accept(chunks_[i].slot, {&first[i], 1});
+    const double seconds = seconds_since(started);
+    for (const auto& chunk : chunks_) result(chunk.slot).stats.prefill_seconds += seconds;
     release_done();
   }
 
   // One verify pass over all sequences at work.
   void verify() {
+    const auto started = clock::now();
     propose();
     chunks_.clear();
     size_t next_draft = 0;
@@ -161,6 +172,8 @@ private:
       row += rows;
     }
     commit_final(out.taps);
+    const double seconds = seconds_since(started);
+    for (const auto& chunk : chunks_) result(chunk.slot).stats.pass_seconds += seconds;
     release_done();
   }
 
@@ -323,6 +336,8 @@ void decode_stats::add(const decode_stats& other) {
   passes += other.passes;
   committed += other.committed;
   drafted += other.drafted;
+  pass_seconds += other.pass_seconds;
+  prefill_seconds += other.prefill_seconds;
   const size_t size = std::max(offered_at.size(), other.offered_at.size());
   offered_at.resize(size, 0);
   accepted_at.resize(size, 0);

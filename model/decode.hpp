@@ -18,9 +18,9 @@ namespace dflash {
 
 struct decode_options {
   int64_t max_new_tokens = 128;
-  std::vector<int64_t> eos;    // empty = the target's
-  int64_t max_slots = 64;      // sequences in flight; a free slot takes the next prompt
-  std::vector<int> keep_taps;  // also keep the taps of every committed row (for a walk)
+  std::vector<int64_t> eos = {};    // empty = the target's
+  int64_t max_slots = 64;           // sequences in flight; a free slot takes the next prompt
+  std::vector<int> keep_taps = {};  // also keep the taps of every committed row (for a walk)
 };
 
 /// Counts of verify passes; the prefill pass and the token it yields are outside. tau = committed ÷
@@ -31,6 +31,10 @@ struct decode_stats {
   int64_t drafted = 0;               // draft tokens offered; a skipped draft offers none
   std::vector<int64_t> offered_at;   // [k − 1] passes in which draft k was offered
   std::vector<int64_t> accepted_at;  // [k − 1] passes in which drafts 1..k were all accepted
+  // Wall time of the passes (drafting included) and of the prefill that this sequence took part in;
+  // with one slot that is its own time.
+  double pass_seconds = 0;
+  double prefill_seconds = 0;
   double tau() const {
     return passes == 0 ? 0.0 : static_cast<double>(committed) / static_cast<double>(passes);
   }

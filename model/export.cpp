@@ -16,6 +16,7 @@
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "data/safetensors.hpp"
+#include "model/json_file.hpp"
 
 namespace dflash {
 
@@ -49,6 +50,23 @@ void check_replaceable(const fs::path& folder) {
 }
 
 }  // namespace
+
+zlab_extras read_zlab_extras(const fs::path& folder) {
+  const auto config = json_file::open(folder / "config.json");
+  const auto one = [&](const char* key) -> std::optional<int64_t> {
+    const auto ids = config.get_ints(key);
+    if (ids.empty()) return std::nullopt;
+    return ids.front();
+  };
+  zlab_extras extras{.bos = one("bos_token_id"),
+                     .eos = config.get_ints("eos_token_id"),
+                     .pad = one("pad_token_id"),
+                     .target_hash = {}};
+  const auto file = safetensors_file::open(folder / "model.safetensors");
+  const auto hash = file.metadata().find("target_hash");
+  if (hash != file.metadata().end()) extras.target_hash = hash->second;
+  return extras;
+}
 
 std::string zlab_config_json(const drafter_config& config,
                              at::ScalarType dtype,

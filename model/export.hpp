@@ -21,8 +21,12 @@ struct zlab_extras {
   std::optional<int64_t> bos;
   std::vector<int64_t> eos;  // one id is written as a number, several as a list
   std::optional<int64_t> pad;
-  std::string target_hash;  // content hash of the target; goes to the safetensors metadata
+  std::string target_hash = {};  // content hash of the target; goes to the safetensors metadata
 };
+
+/// The same fields of an existing z-lab folder, so that a copy keeps them. Throws `dflash::error`
+/// naming file and key.
+zlab_extras read_zlab_extras(const std::filesystem::path& folder);
 
 /// The text of config.json. `dtype` is the stored type of the weights (bf16 or fp32).
 /// Only plain RoPE is ever written: m-rope and partial-rotary keys of a target must not leak into a

@@ -102,6 +102,25 @@ std::optional<output_difference> compare_outputs(const target& model,
   return difference;
 }
 
+void output_check::add(const std::optional<output_difference>& difference, int64_t prompt) {
+  prompts += 1;
+  if (!difference) {
+    identical += 1;
+    return;
+  }
+  (difference->verdict.is_tie() ? ties : different) += 1;
+  differences.push_back(*difference);
+  differences.back().prompt = prompt;
+}
+
+void output_check::add(const output_check& other) {
+  prompts += other.prompts;
+  identical += other.identical;
+  ties += other.ties;
+  different += other.different;
+  differences.insert(differences.end(), other.differences.begin(), other.differences.end());
+}
+
 bool output_check::passed() const {
   return different == 0 && ties * 100 <= prompts;
 }

@@ -54,6 +54,9 @@ struct output_check {
   int64_t ties = 0;
   int64_t different = 0;
   std::vector<output_difference> differences;
+  /// Counts one prompt: `difference` as compare_outputs gave it.
+  void add(const std::optional<output_difference>& difference, int64_t prompt);
+  void add(const output_check& other);
   /// Identical texts but for ties on at most 1 % of the prompts.
   bool passed() const;
 };
