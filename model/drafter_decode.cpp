@@ -1,22 +1,16 @@
 #include "model/drafter_decode.hpp"
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <limits>
 #include <utility>
 
 #include "config/error.hpp"
+#include "device/kernels/block_attention.hpp"
 #include "model/sampling.hpp"
 
 namespace dflash {
@@ -77,15 +71,10 @@ draft_model::draft_model(drafter_config config,
   context_kv_ = pack(context);
 }
 
-// Where the rows of a pass belong. Rows are ordered request by request, slot 0..B−1 in each.
+// The blocks of a pass. Rows are ordered request by request, slot 0..B−1 in each.
 struct drafter_proposer::block_rows {
-  std::span<const draft_request> requests;
-  at::Tensor positions;  // [requests·B] int32
-  // Requests [first, last) share a slot; keys = the context rows that the longest of them sees.
-  struct group {
-    int64_t first, last, slot, keys;
-  };
-  std::vector<group> groups;
+  at::Tensor positions;             // [requests·B] int32
+  kernel::attention_layout layout;  // of a full layer; context rows as in the caches
 };
 
 drafter_proposer::drafter_proposer(std::shared_ptr<const draft_model> model)
@@ -100,10 +89,11 @@ void drafter_proposer::start(int64_t slots, int64_t capacity) {
   // Plain RoPE has no end: the table reaches past the drafter's own max_position_embeddings if the
   // sequence does.
   rope_ = kernel::make_rope_table(capacity + config.block_size, config.head_dim, config.rope_theta);
+  const auto type = at::device(at::kCPU).dtype(scalar_type(model_->of().dtype()));
   keys_.clear();
   values_.clear();
   for (int64_t i = 0; i < config.layers; ++i) {
-    keys_.push_back(at::empty({slots, config.kv_heads, capacity, config.head_dim}, at::kFloat));
+    keys_.push_back(at::empty({slots * capacity, config.kv_heads, config.head_dim}, type));
     values_.push_back(at::empty_like(keys_.back()));
   }
 }
@@ -135,49 +125,50 @@ void drafter_proposer::commit(std::span<const committed_rows> rows,
   const auto context = normed(model_->fc()(joined), model_->hidden_norm(), config.rms_eps, dtype);
   const auto kv = model_->context_kv()(context);  // [n, L·2·nkv·hd]
   const int64_t width = config.kv_width();
-  at::Tensor rotated = at::empty({count, config.kv_heads, config.head_dim}, kv.options());
-  for (int64_t i = 0; i < config.layers; ++i) {
-    const auto heads = [&](int64_t part) {
-      return kv.narrow(1, (2 * i + part) * width, width)
-          .view({count, config.kv_heads, config.head_dim});
-    };
-    const auto layer = static_cast<size_t>(i);
-    kernel::head_norm_rope(
-        rotated, heads(0), model_->layers()[layer].k_norm, rope_, positions, config.rms_eps);
-    const auto value = heads(1);
-    int64_t row = 0;
-    for (const auto& part : rows) {
-      const auto length = static_cast<int64_t>(part.tokens.size());
-      const auto place = [&](at::Tensor& cache) {
-        return cache.select(0, part.slot).narrow(1, part.start, length);  // [nkv, n, hd]
+  int64_t row = 0;
+  for (const auto& part : rows) {
+    const auto length = static_cast<int64_t>(part.tokens.size());
+    const int64_t first = part.slot * capacity_ + part.start;
+    for (int64_t i = 0; i < config.layers; ++i) {
+      const auto layer = static_cast<size_t>(i);
+      const auto heads = [&](int64_t which) {  // 0: keys, 1: values
+        return kv.narrow(0, row, length)
+            .narrow(1, (2 * i + which) * width, width)
+            .view({length, config.kv_heads, config.head_dim});
       };
-      place(keys_[layer]).copy_(rotated.narrow(0, row, length).transpose(0, 1));
-      place(values_[layer]).copy_(value.narrow(0, row, length).transpose(0, 1));
-      row += length;
+      at::Tensor key = keys_[layer].narrow(0, first, length);
+      kernel::head_norm_rope(key,
+                             heads(0),
+                             model_->layers()[layer].k_norm,
+                             rope_,
+                             positions.narrow(0, row, length),
+                             config.rms_eps);
+      values_[layer].narrow(0, first, length).copy_(heads(1));
     }
+    row += length;
   }
 }
 
 drafter_proposer::block_rows drafter_proposer::lay_out(
     std::span<const draft_request> requests) const {
-  const int64_t block = model_->config().block_size;
-  block_rows rows{.requests = requests, .positions = {}, .groups = {}};
+  const auto& config = model_->config();
+  block_rows rows;
+  rows.layout.heads = config.heads;
+  rows.layout.kv_heads = config.kv_heads;
+  rows.layout.head_dim = config.head_dim;
+  rows.layout.block_size = config.block_size;
   std::vector<int32_t> positions;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const auto& request = requests[i];
+  for (const auto& request : requests) {
     DFLASH_CHECK(request.position <= lengths_.at(static_cast<size_t>(request.slot)) &&
-                     request.count >= 1 && request.count < block,
+                     request.count >= 1 && request.count < config.block_size,
                  "a draft request",
                  request.position,
                  request.count);
-    for (int64_t k = 0; k < block; ++k) positions.push_back(narrow<int32_t>(request.position + k));
-    const auto index = static_cast<int64_t>(i);
-    if (rows.groups.empty() || rows.groups.back().slot != request.slot ||
-        index - rows.groups.back().first == attention_blocks)
-      rows.groups.push_back({index, index, request.slot, 0});
-    auto& group = rows.groups.back();
-    group.last = index + 1;
-    group.keys = std::max(group.keys, request.position);
+    const int64_t begin = request.slot * capacity_;
+    rows.layout.begin.push_back(narrow<int32_t>(begin));
+    rows.layout.anchor.push_back(narrow<int32_t>(begin + request.position));
+    for (int64_t k = 0; k < config.block_size; ++k)
+      positions.push_back(narrow<int32_t>(request.position + k));
   }
   rows.positions = at::tensor(positions, at::kInt);
   return rows;
@@ -207,118 +198,34 @@ at::Tensor drafter_proposer::block_hidden(std::span<const draft_request> request
   return normed(x, model_->norm(), config.rms_eps, dtype);
 }
 
-namespace {
-
-// 0 where slot k of a block whose anchor is at `position` sees the key, −inf elsewhere (dflash.md
-// 2.3): context rows t < position, within the window of a sliding layer, then the block's own
-// slots.
-void fill_visible(float* mask,
-                  int64_t position,
-                  int64_t k,
-                  int64_t keys,
-                  int64_t block,
-                  int64_t window,
-                  bool causal) {
-  constexpr float hidden = -std::numeric_limits<float>::infinity();
-  const int64_t first = window > 0 ? std::max<int64_t>(0, position + k - (window - 1)) : 0;
-  std::fill(mask, mask + keys, hidden);
-  if (first < position) std::fill(mask + first, mask + position, 0.0f);
-  for (int64_t j = 0; j < block; ++j) {
-    const bool far = window > 0 && std::abs(j - k) >= window;
-    mask[keys + j] = far || (causal && j > k) ? hidden : 0.0f;
-  }
-}
-
-}  // namespace
-
-// Attention of the blocks over cached context and themselves, [requests·B, nh·hd]. Requests of one
-// slot share products over its keys; groups are spread over the threads.
+// Attention of the blocks over the cached context and themselves, [requests·B, nh·hd].
 at::Tensor drafter_proposer::attend(size_t layer,
                                     const block_rows& rows,
                                     const at::Tensor& qkv) const {
   const auto& config = model_->config();
   const auto& weights = model_->layers()[layer];
-  const int64_t block = config.block_size, nkv = config.kv_heads, hd = config.head_dim;
-  const int64_t shared = config.heads / nkv;  // query heads of one key head
-  const int64_t count = qkv.size(0);
+  const int64_t count = qkv.size(0), nkv = config.kv_heads, hd = config.head_dim;
   const auto heads = [&](int64_t first, int64_t number) {
     return qkv.narrow(1, first * hd, number * hd).view({count, number, hd});
   };
-  at::Tensor query = at::empty({count, config.heads, hd}, qkv.options());
-  at::Tensor key = at::empty({count, nkv, hd}, qkv.options());
+  kernel::attention_input input;
+  input.q = at::empty({count, config.heads, hd}, qkv.options());
+  input.block_k = at::empty({count, nkv, hd}, qkv.options());
   kernel::head_norm_rope(
-      query, heads(0, config.heads), weights.q_norm, rope_, rows.positions, config.rms_eps);
-  kernel::head_norm_rope(
-      key, heads(config.heads, nkv), weights.k_norm, rope_, rows.positions, config.rms_eps);
-  const auto value = heads(config.heads + nkv, nkv);
-  const int64_t window = config.sliding[layer] ? config.sliding_window : 0;
-  const bool causal = config.layer_causal(static_cast<int64_t>(layer));
-  const double scale = 1.0 / std::sqrt(static_cast<double>(hd));
-  at::Tensor out = at::empty({count, config.heads * hd}, qkv.options());
-  const auto work = [&](int64_t from, int64_t to) {
-    const c10::InferenceMode no_autograd;
-    for (int64_t g = from; g < to; ++g) {
-      const auto& group = rows.groups[static_cast<size_t>(g)];
-      const int64_t n = group.last - group.first, keys = group.keys;
-      const auto mine = [&](const at::Tensor& t) {
-        return t.narrow(0, group.first * block, n * block);
-      };
-      // [nkv, n, B·shared, hd]
-      const auto q = mine(query)
-                         .to(at::kFloat)
-                         .mul_(scale)
-                         .view({n, block, nkv, shared, hd})
-                         .permute({2, 0, 1, 3, 4})
-                         .reshape({nkv, n, block * shared, hd});
-      const auto own = [&](const at::Tensor& t) {  // [nkv·n, B, hd]
-        return mine(t)
-            .to(at::kFloat)
-            .reshape({n, block, nkv, hd})
-            .permute({2, 0, 1, 3})
-            .reshape({nkv * n, block, hd});
-      };
-      const auto context = [&](const at::Tensor& cache) {  // [nkv, keys, hd]
-        return cache.select(0, group.slot).narrow(1, 0, keys);
-      };
-      const auto flat_q = q.view({nkv, n * block * shared, hd});
-      auto scores =
-          at::cat({at::bmm(flat_q, context(keys_[layer]).transpose(1, 2))
-                       .view({nkv, n, block * shared, keys}),
-                   at::bmm(q.view({nkv * n, block * shared, hd}), own(key).transpose(1, 2))
-                       .view({nkv, n, block * shared, block})},
-                  3);
-      // One full-attention block that sees all the context needs no mask.
-      if (n > 1 || window > 0 || causal) {
-        at::Tensor mask = at::empty({n, block, 1, keys + block}, at::kFloat);
-        float* row = mask.mutable_data_ptr<float>();
-        for (int64_t i = 0; i < n; ++i)
-          for (int64_t k = 0; k < block; ++k, row += keys + block)
-            fill_visible(row,
-                         rows.requests[static_cast<size_t>(group.first + i)].position,
-                         k,
-                         keys,
-                         block,
-                         window,
-                         causal);
-        scores.view({nkv, n, block, shared, keys + block}).add_(mask);
-      }
-      const auto weight = scores.softmax(3);
-      auto mixed = at::bmm(weight.narrow(3, keys, block).reshape({nkv * n, block * shared, block}),
-                           own(value))
-                       .view({nkv, n * block * shared, hd});
-      mixed.add_(at::bmm(weight.narrow(3, 0, keys).reshape({nkv, n * block * shared, keys}),
-                         context(values_[layer])));
-      mine(out)
-          .view({n, block, nkv, shared, hd})
-          .copy_(mixed.view({nkv, n, block, shared, hd}).permute({1, 2, 0, 3, 4}));
-    }
-  };
-  const auto groups = static_cast<int64_t>(rows.groups.size());
-  if (groups == 1)
-    work(0, 1);
-  else
-    at::parallel_for(0, groups, 1, work);
-  return out;
+      input.q, heads(0, config.heads), weights.q_norm, rope_, rows.positions, config.rms_eps);
+  kernel::head_norm_rope(input.block_k,
+                         heads(config.heads, nkv),
+                         weights.k_norm,
+                         rope_,
+                         rows.positions,
+                         config.rms_eps);
+  input.block_v = heads(config.heads + nkv, nkv);
+  input.context_k = keys_[layer];
+  input.context_v = values_[layer];
+  kernel::attention_layout layout = rows.layout;
+  layout.window = config.sliding[layer] ? config.sliding_window : 0;
+  layout.causal = config.layer_causal(static_cast<int64_t>(layer));
+  return kernel::block_attention(layout, input).out.view({count, config.heads * hd});
 }
 
 std::vector<std::vector<int32_t>> drafter_proposer::propose(

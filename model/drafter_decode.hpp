@@ -86,8 +86,8 @@ private:
   int64_t capacity_ = 0;
   std::vector<int64_t> lengths_;    // [slot] committed positions
   kernel::rope_table rope_;         // capacity + B positions
-  std::vector<at::Tensor> keys_;    // [layer] [slots, nkv, capacity, hd] fp32, normed and rotated
-  std::vector<at::Tensor> values_;  // [layer] [slots, nkv, capacity, hd] fp32
+  std::vector<at::Tensor> keys_;    // [layer] [slots · capacity, nkv, hd], normed and rotated
+  std::vector<at::Tensor> values_;  // [layer] [slots · capacity, nkv, hd]
 };
 
 }  // namespace dflash
