@@ -38,6 +38,8 @@ public:
   uint64_t steps() const { return steps_; }     // committed
   uint64_t last_step() const { return last_; }  // steps of the run when it is complete or stopped
   bool finished() const { return steps_ >= last_; }
+  // Finished because all steps of the plan are done.
+  bool complete() const { return steps_ >= options_.plan.total_steps(); }
   // After a commit: whether a checkpoint is due (its rhythm, or the run ends here).
   bool save_is_due() const;
   save_request make_save_request() const;

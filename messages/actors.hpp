@@ -18,6 +18,8 @@
 
 namespace dflash {
 
+// clang-format off
+
 // Run state, supervision, commits, decision to save, orderly stop. Scheduled.
 using coordinator_actor = caf::typed_actor<
     // begins; run_outcome goes to the actor that it was spawned for, last of all
@@ -31,79 +33,91 @@ using coordinator_actor = caf::typed_actor<
     // a batch adds nothing: goes into the commit record
     caf::reacts_to<batch_dropped>,
     // a checkpoint is on disk, or is not
-    caf::reacts_to<save_done>>;
+    caf::reacts_to<save_done>,
+    // to itself: a stage of the shutdown took too long
+    caf::reacts_to<stage_deadline>>;
 
 // Makes batches ahead of their use, within its credit; reads kept hidden states. Detached (disk).
-using loader_actor = caf::typed_actor<caf::reacts_to<start_run>,
-                                      // may send so many more batches
-                                      caf::reacts_to<load_credit>,
-                                      // make this batch again, first
-                                      caf::reacts_to<load_again>,
-                                      // read the kept hidden states of this batch
-                                      caf::reacts_to<capture_job>,
-                                      // its postprocess has handed a slot on
-                                      caf::reacts_to<slot_credit>,
-                                      // to itself: one more batch
-                                      caf::reacts_to<next_atom>>;
+using loader_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // may send so many more batches
+    caf::reacts_to<load_credit>,
+    // make this batch again, first
+    caf::reacts_to<load_again>,
+    // read the kept hidden states of this batch
+    caf::reacts_to<capture_job>,
+    // its postprocess has handed a slot on
+    caf::reacts_to<slot_credit>,
+    // to itself: one more batch
+    caf::reacts_to<next_atom>>;
 
 // State of every batch in flight, credit ledgers, the shared pool of jobs. Scheduled.
-using dispatcher_actor =
-    caf::typed_actor<caf::reacts_to<start_run>,
-                     // a batch is loaded
-                     caf::reacts_to<batch_ready>,
-                     // a producer asks for work
-                     caf::reacts_to<lane_free>,
-                     // hidden states are on their way to the drafter
-                     caf::reacts_to<delivered>,
-                     // hidden states were not finite: make them again once, then drop the batch
-                     caf::reacts_to<not_finite>,
-                     // kept hidden states cannot be read: make them
-                     caf::reacts_to<kept_missing>,
-                     // a drafter opens its mailbox
-                     caf::reacts_to<room_grant>,
-                     // a drafter has trained a batch
-                     caf::reacts_to<credit_return>,
-                     // a mailbox refused a batch
-                     caf::reacts_to<refused_batch>,
-                     // a step is committed: forget its batches
-                     caf::reacts_to<step_done>,
-                     // hand out nothing from this k on
-                     caf::reacts_to<stop_at>>;
+using dispatcher_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // a batch is loaded
+    caf::reacts_to<batch_ready>,
+    // a producer asks for work
+    caf::reacts_to<lane_free>,
+    // hidden states are on their way to the drafter
+    caf::reacts_to<delivered>,
+    // hidden states were not finite: make them again once, then drop the batch
+    caf::reacts_to<not_finite>,
+    // kept hidden states cannot be read: make them
+    caf::reacts_to<kept_missing>,
+    // a drafter opens its mailbox
+    caf::reacts_to<room_grant>,
+    // a drafter has trained a batch
+    caf::reacts_to<credit_return>,
+    // a mailbox refused a batch
+    caf::reacts_to<refused_batch>,
+    // a step is committed: forget its batches
+    caf::reacts_to<step_done>,
+    // hand out nothing from this k on
+    caf::reacts_to<stop_at>>;
 
 // One frozen target on one device: captures the tapped states of a batch. Detached.
-using target_actor = caf::typed_actor<caf::reacts_to<start_run>,
-                                      // run the target on this batch
-                                      caf::reacts_to<capture_job>,
-                                      // its postprocess has handed a slot on
-                                      caf::reacts_to<slot_credit>>;
+using target_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // run the target on this batch
+    caf::reacts_to<capture_job>,
+    // its postprocess has handed a slot on
+    caf::reacts_to<slot_credit>>;
 
-// One per producer: casts, keeps, adds noise, checks, moves to the drafter. Detached.
-using postprocess_actor = caf::typed_actor<caf::reacts_to<start_run>,
-                                           // fresh hidden states
-                                           caf::reacts_to<captured>>;
+// One per producer: checks, keeps, casts, adds noise, moves to the drafter. Detached.
+using postprocess_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // fresh hidden states
+    caf::reacts_to<captured>,
+    // its own fuse: a message came without room for it
+    caf::reacts_to<refused_batch>>;
 
 // One replica of the drafter. Detached.
-using drafter_actor = caf::typed_actor<caf::reacts_to<start_run>,
-                                       // a batch to train on, in any order; trained in order of k
-                                       caf::reacts_to<hidden_batch>,
-                                       // gradient and weight sum of a replica
-                                       caf::reacts_to<step_part>,
-                                       // all replicas have reduced: update
-                                       caf::reacts_to<step_go>,
-                                       // write a checkpoint
-                                       caf::reacts_to<save_request>>;
+using drafter_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // a batch to train on, in any order; trained in order of k
+    caf::reacts_to<hidden_batch>,
+    // gradient and weight sum of a replica
+    caf::reacts_to<step_part>,
+    // all replicas have reduced: update
+    caf::reacts_to<step_go>,
+    // write a checkpoint
+    caf::reacts_to<save_request>,
+    // its own fuse: a batch came without room for it
+    caf::reacts_to<refused_batch>,
+    // to itself: train one batch
+    caf::reacts_to<next_atom>>;
 
 // Running sums, progress line, metrics.jsonl. Scheduled; never stops training.
-using metrics_actor =
-    caf::typed_actor<caf::reacts_to<start_run>,
-                     // sums of one batch
-                     caf::reacts_to<batch_report>,
-                     // bytes moved and held back for one batch
-                     caf::reacts_to<delivered>,
-                     // a step is committed
-                     caf::reacts_to<step_done>,
-                     // write everything up to this step; answers with the step when it is on disk
-                     caf::replies_to<flush_metrics>::with<uint64_t>>;
+using metrics_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // sums of one batch
+    caf::reacts_to<batch_report>,
+    // bytes moved, and bytes that were not needed, for one batch
+    caf::reacts_to<delivered>,
+    // a step is committed
+    caf::reacts_to<step_done>,
+    // write everything up to this step; answers with the step when it is on disk
+    caf::replies_to<flush_metrics>::with<uint64_t>>;
 
 // Stage times by name, printed each profile.interval steps. Scheduled.
 using profiler_actor = caf::typed_actor<
@@ -115,7 +129,9 @@ using profiler_actor = caf::typed_actor<
 // Live view of all mailboxes of its process, published on a port. Scheduled.
 using inspector_actor = caf::typed_actor<
     // the table of mailboxes; needs no other actor's help
-    caf::replies_to<inspect_atom>::with<mailbox_table>>;
+    caf::replies_to<inspect_atom>::with<system_report>>;
+
+// clang-format on
 
 // Who is who. Shared by all, immutable once sent with start_run; each actor drops it when it ends.
 struct pipeline_links {
@@ -126,7 +142,8 @@ struct pipeline_links {
   std::vector<postprocess_actor> postprocess;  // [N], and one for the loader if states are kept
   std::vector<drafter_actor> drafters;         // [M]
   metrics_actor metrics;
-  profiler_actor profiler;  // invalid: profiling is off
+  profiler_actor profiler;    // invalid: profiling is off
+  inspector_actor inspector;  // invalid: nobody may look
 };
 
 }  // namespace dflash

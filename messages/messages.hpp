@@ -1,4 +1,4 @@
-// What the actors tell each other: plain structs, one per event. All but mailbox_table stay inside
+// What the actors tell each other: plain structs, one per event. All but system_report stay inside
 // one process (they carry handles and shared pointers; CAF may not serialise them). k is the number
 // of a batch, s that of an optimizer step, both from 0 over the whole run.
 #pragma once
@@ -31,6 +31,11 @@ struct stop_request {};
 // To the dispatcher: hand out nothing at or after end_k.
 struct stop_at {
   uint64_t end_k = 0;
+};
+
+// To the coordinator from itself: this stage of the shutdown should be over.
+struct stage_deadline {
+  uint32_t stage = 0;
 };
 
 enum class run_status { completed, stopped, failed };
@@ -103,7 +108,6 @@ struct hidden_batch {
 struct delivered {
   uint64_t k = 0;
   uint32_t lane = 0;
-  bool dropped = false;
   uint64_t moved_bytes = 0;  // rows that some anchor sees or the loss needs
   uint64_t whole_bytes = 0;  // all rows
 };
@@ -246,7 +250,7 @@ struct save_done {
 
 // ---- inspector: leaves the process --------------------------------------------------------------
 
-struct mailbox_row {
+struct mailbox_report {
   std::string actor;
   std::string state;  // "computing", "waiting for a batch", ...
   int64_t state_ns = 0;
@@ -263,12 +267,12 @@ struct mailbox_row {
   uint32_t restarts = 0;
 };
 
-struct mailbox_table {
+struct system_report {
   std::string run;  // its folder
   int64_t uptime_ns = 0;
   uint64_t steps = 0;
   uint64_t total_steps = 0;
-  std::vector<mailbox_row> rows;
+  std::vector<mailbox_report> rows;
 };
 
 }  // namespace dflash

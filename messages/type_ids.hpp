@@ -9,11 +9,11 @@
 namespace dflash {
 
 // Lists come from another process: refuse absurd ones before anything is allocated for them.
-inline constexpr uint64_t max_table_rows = 4096;
+inline constexpr uint64_t max_report_rows = 4096;
 
 template <class Inspector>
-typename Inspector::result_type inspect(Inspector& f, mailbox_row& x) {
-  return f(caf::meta::type_name("mailbox_row"),
+typename Inspector::result_type inspect(Inspector& f, mailbox_report& x) {
+  return f(caf::meta::type_name("mailbox_report"),
            x.actor,
            x.state,
            x.state_ns,
@@ -31,34 +31,34 @@ typename Inspector::result_type inspect(Inspector& f, mailbox_row& x) {
 }
 
 template <class Inspector>
-typename Inspector::result_type inspect(Inspector& f, mailbox_table& x) {
+typename Inspector::result_type inspect(Inspector& f, system_report& x) {
   if constexpr (std::is_base_of_v<caf::deserializer, Inspector>) {
     uint64_t rows = 0;
     if (auto err = f(x.run, x.uptime_ns, x.steps, x.total_steps, rows)) return err;
-    if (rows > max_table_rows)
-      return caf::make_error(caf::sec::invalid_argument, "too many rows in a mailbox table");
+    if (rows > max_report_rows)
+      return caf::make_error(caf::sec::invalid_argument, "too many rows in a system report");
     x.rows.resize(rows);
-    for (mailbox_row& row : x.rows)
+    for (mailbox_report& row : x.rows)
       if (auto err = f(row)) return err;
     return caf::error{};
   } else if constexpr (std::is_base_of_v<caf::serializer, Inspector>) {
     uint64_t rows = x.rows.size();
-    if (rows > max_table_rows)
-      return caf::make_error(caf::sec::invalid_argument, "too many rows in a mailbox table");
+    if (rows > max_report_rows)
+      return caf::make_error(caf::sec::invalid_argument, "too many rows in a system report");
     if (auto err = f(x.run, x.uptime_ns, x.steps, x.total_steps, rows)) return err;
-    for (mailbox_row& row : x.rows)
+    for (mailbox_report& row : x.rows)
       if (auto err = f(row)) return err;
     return caf::error{};
   } else {
-    return f(caf::meta::type_name("mailbox_table"), x.run, x.steps, x.rows);
+    return f(caf::meta::type_name("system_report"), x.run, x.steps, x.rows);
   }
 }
 
 }  // namespace dflash
 
 CAF_BEGIN_TYPE_ID_BLOCK(dflash, first_custom_type_id)
-CAF_ADD_TYPE_ID(dflash, (dflash::mailbox_row))
-CAF_ADD_TYPE_ID(dflash, (dflash::mailbox_table))
+CAF_ADD_TYPE_ID(dflash, (dflash::mailbox_report))
+CAF_ADD_TYPE_ID(dflash, (dflash::system_report))
 CAF_ADD_ATOM(dflash, dflash, inspect_atom, "inspect")
 CAF_ADD_ATOM(dflash, dflash, next_atom, "next")
 CAF_END_TYPE_ID_BLOCK(dflash)
@@ -66,6 +66,7 @@ CAF_END_TYPE_ID_BLOCK(dflash)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::start_run)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stop_request)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stop_at)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stage_deadline)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::run_outcome)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::load_credit)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::load_again)

@@ -100,8 +100,8 @@ int64_t mailbox_stats::spent_ns(activity what) const {
   return booked + std::max<int64_t>(0, now_ns() - activity_since_.load(relaxed));
 }
 
-mailbox_row mailbox_stats::row() const {
-  mailbox_row r;
+mailbox_report mailbox_stats::row() const {
+  mailbox_report r;
   const int64_t now = now_ns();
   const uint64_t started = started_.load(relaxed);
   const uint64_t arrived = arrived_.load(relaxed);
@@ -137,8 +137,8 @@ std::vector<std::shared_ptr<const mailbox_stats>> mailbox_registry::all() const 
   return {stats_.begin(), stats_.end()};
 }
 
-std::vector<mailbox_row> mailbox_registry::rows() const {
-  std::vector<mailbox_row> rows;
+std::vector<mailbox_report> mailbox_registry::rows() const {
+  std::vector<mailbox_report> rows;
   for (const auto& stats : all()) rows.push_back(stats->row());
   return rows;
 }

@@ -67,7 +67,7 @@ public:
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
   uint64_t handled() const { return handled_.load(std::memory_order_relaxed); }
   int64_t service_ns() const { return service_ns_.load(std::memory_order_relaxed); }
-  mailbox_row row() const;
+  mailbox_report row() const;
 
   std::atomic<uint32_t> restarts{0};
 
@@ -91,7 +91,7 @@ class mailbox_registry {
 public:
   std::shared_ptr<mailbox_stats> add(std::string name, uint64_t limit_bytes = 0);
   std::vector<std::shared_ptr<const mailbox_stats>> all() const;
-  std::vector<mailbox_row> rows() const;
+  std::vector<mailbox_report> rows() const;
 
   // Why an actor ended by an exception, by its name; empty: it did not.
   void set_failure(const std::string& name, std::string text);

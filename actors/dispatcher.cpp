@@ -1,0 +1,95 @@
+#include "actors/dispatcher.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+namespace dflash {
+
+namespace {
+
+using self_ptr = metered_ptr<dispatcher_actor, dispatcher_state>;
+
+// After any news: hand out what can be handed out, let the loader go on.
+void hand_out(self_ptr self) {
+  dispatcher_state& s = self->state;
+  for (capture_job& job : s.book->take_jobs()) {
+    if (job.lane < s.links->targets.size())
+      self->send(s.links->targets[job.lane], std::move(job));
+    else
+      self->send(s.links->loader, std::move(job));
+  }
+  if (const uint32_t credit = s.book->take_load_credit())
+    self->send(s.links->loader, load_credit{0, credit});
+}
+
+void made_again_or_dropped(self_ptr self, const capture_job& job) {
+  dispatcher_state& s = self->state;
+  if (s.book->not_finite(job)) {
+    spdlog::warn("hidden states of batch {} are not finite: made again", job.tokens->k);
+    return;
+  }
+  spdlog::error(
+      "hidden states of batch {} are not finite again: dropped, it adds nothing (documents {})",
+      job.tokens->k,
+      fmt::join(job.tokens->documents, ", "));
+  self->send(s.links->coordinator, batch_dropped{job.tokens->k});
+  self->send(s.links->drafters.at(job.drafter), hidden_batch{job.tokens, {}, job.epoch});
+}
+
+}  // namespace
+
+dispatcher_actor spawn_dispatcher(caf::actor_system& system,
+                                  actor_identity identity,
+                                  dispatch_options options) {
+  return spawn_metered<dispatcher_actor, dispatcher_state>(
+      system,
+      runs_as::scheduled,
+      std::move(identity),
+      [options](self_ptr self) -> dispatcher_actor::behavior_type {
+        self->state.book.emplace(options);
+        dispatch_book* book = &*self->state.book;
+        return {
+            [=](const start_run& m) {
+              self->state.links = m.links;
+              hand_out(self);
+            },
+            [=](const batch_ready& m) {
+              book->loaded(m);
+              hand_out(self);
+            },
+            [=](const lane_free& m) {
+              book->lane_asks(m.lane);
+              hand_out(self);
+            },
+            [=](const delivered& m) { book->delivered_to_drafter(m.k); },
+            [=](const not_finite& m) {
+              made_again_or_dropped(self, m.job);
+              hand_out(self);
+            },
+            [=](const kept_missing& m) {
+              spdlog::warn("kept hidden states of row {} are missing or damaged: made again",
+                           m.job.tokens->row);
+              book->kept_is_missing(m.job.tokens->k);
+              hand_out(self);
+            },
+            [=](const room_grant& m) {
+              book->granted(m);
+              hand_out(self);
+            },
+            [=](const credit_return& m) {
+              book->trained(m);
+              hand_out(self);
+            },
+            [=](const refused_batch& m) {
+              spdlog::error("mailbox limit of a consumer passed by batch {}: made again", m.k);
+              book->refused(m.k);
+              hand_out(self);
+            },
+            [=](const step_done& m) { book->committed(m.end_k); },
+            [=](const stop_at& m) { book->stop_at(m.end_k); },
+        };
+      });
+}
+
+}  // namespace dflash

@@ -1,0 +1,29 @@
+// Answers who asks for it, from this host or another process, with the mailboxes of all actors.
+// Reads their counters only: it works while every other actor is busy or stuck. Scheduled.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "actors/runtime/metered.hpp"
+
+namespace dflash {
+
+struct inspector_options {
+  std::string run;  // its folder
+  uint64_t total_steps = 0;
+  std::shared_ptr<const std::atomic<uint64_t>> steps;  // committed so far
+};
+
+struct inspector_state {
+  static inline const char* name = "inspector";
+  inspector_options options;
+  int64_t born_ns = now_ns();
+};
+
+inspector_actor spawn_inspector(caf::actor_system& system,
+                                actor_identity identity,
+                                inspector_options options);
+
+}  // namespace dflash

@@ -1,0 +1,75 @@
+#include "actors/target_forward.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "actors/runtime/lane_thread.hpp"
+#include "config/error.hpp"
+#include "messages/tensor_block.hpp"
+
+namespace dflash {
+
+namespace {
+
+using self_ptr = metered_ptr<target_actor, target_state>;
+
+void ask(self_ptr self) {
+  target_state& s = self->state;
+  if (s.asking) return;
+  if (s.options.slots->in_use() >= s.options.slots->slots()) {
+    self->stats().set_activity(activity::wants_slot);
+    return;
+  }
+  s.asking = true;
+  self->stats().set_activity(activity::wants_job);
+  self->send(s.links->dispatcher, lane_free{self->identity().index});
+}
+
+void capture(self_ptr self, const capture_job& job) {
+  target_state& s = self->state;
+  s.asking = false;
+  self->stats().set_activity(activity::computing);
+  auto lease = s.options.slots->try_acquire();
+  DFLASH_CHECK(lease.has_value(), "a target was given a job without a free slot");
+  const int64_t began = now_ns();
+  captured m;
+  m.job = job;
+  m.hidden =
+      make_tensor_handle(s.options.capture(*job.tokens), s.options.shape.last, std::move(*lease));
+  m.capture_ns = now_ns() - began;
+  DFLASH_CHECK(m.hidden.bytes() == s.options.shape.bytes(),
+               "hidden states of another size than the limits count",
+               m.hidden.bytes(),
+               s.options.shape.bytes());
+  s.options.stages.report(stage::capture, m.capture_ns);
+  self->send(s.links->postprocess.at(self->identity().index), std::move(m));
+  ask(self);
+}
+
+}  // namespace
+
+target_actor spawn_target(caf::actor_system& system,
+                          runs_as how,
+                          actor_identity identity,
+                          target_options options) {
+  return spawn_metered<target_actor, target_state>(
+      system,
+      how,
+      std::move(identity),
+      [how, options = std::move(options)](self_ptr self) -> target_actor::behavior_type {
+        if (how == runs_as::detached)
+          set_up_lane_thread(fmt::format("target-{}", self->identity().index), options.threads);
+        self->state.options = options;
+        return {
+            [=](const start_run& m) {
+              self->state.links = m.links;
+              ask(self);
+            },
+            [=](const capture_job& m) { capture(self, m); },
+            [=](const slot_credit&) { ask(self); },
+        };
+      });
+}
+
+}  // namespace dflash

@@ -1,0 +1,43 @@
+// One lane of the frozen target: asks for a batch whenever it has a free capture slot, runs the
+// target on it, hands the states to its postprocess. Detached; the weights are shared by all lanes
+// of a device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "actors/hidden_shape.hpp"
+#include "actors/runtime/metered.hpp"
+#include "actors/runtime/stage_sink.hpp"
+#include "data/batches.hpp"
+#include "device/slot_pool.hpp"
+
+namespace dflash {
+
+// Taps and, where asked, the last hidden states of one batch: hidden_shape.tensors() tensors [T,
+// Ht]. A pure function of the batch (for a fixed number of threads).
+using capture_function = std::function<std::vector<at::Tensor>(const batch&)>;
+
+struct target_options {
+  capture_function capture;
+  hidden_shape shape;
+  std::shared_ptr<slot_pool> slots;
+  int64_t threads = 1;
+  stage_sink stages;
+};
+
+struct target_state {
+  static inline const char* name = "target_forward";
+  target_options options;
+  std::shared_ptr<const pipeline_links> links;
+  bool asking = false;
+};
+
+target_actor spawn_target(caf::actor_system& system,
+                          runs_as how,
+                          actor_identity identity,
+                          target_options options);
+
+}  // namespace dflash
