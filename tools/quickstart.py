@@ -69,9 +69,9 @@ class Runner:
 
 
 class Quickstart:
-    def __init__(self, smoke, again_from):
-        self.size = Size(smoke)
-        self.folder = self.size.folder
+    def __init__(self, size, again_from=None):
+        self.size = size
+        self.folder = size.folder
         self.stages = os.path.join(self.folder, "stages")
         self.run = Runner()
         self.again_from = again_from
@@ -206,7 +206,7 @@ def main():
         raise UserError(f"there is no stage {a.again_from}", hint="stages: " + ", ".join(stages))
     os.chdir(ROOT)
     try:
-        Quickstart(a.smoke, a.again_from).main()
+        Quickstart(Size(a.smoke), a.again_from).main()
     except Stopped:
         print("stopped; bin/quickstart goes on where it was", flush=True)
         return 130
