@@ -1,7 +1,10 @@
 #include "data/batches.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "config/error.hpp"

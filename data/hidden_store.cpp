@@ -10,8 +10,10 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "config/error.hpp"

@@ -1,9 +1,11 @@
 #include "data/packing.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <set>
+#include <string>
 
 #include "config/error.hpp"
 

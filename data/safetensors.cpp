@@ -9,6 +9,7 @@
 #include <cstring>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "config/error.hpp"
 #include "data/files.hpp"
