@@ -6,10 +6,11 @@ import json
 import os
 import re
 
+from tools import prompt_templates
 from tools.common import UserError
 
 HELD_OUT = ("humaneval", "gsm8k", "mtbench")
-TRAINING = ("codeio", "codeio-stub", "perlfaq")
+TRAINING = ("codeio", "codeio-stub", "perlfaq", "general", "arithmetic")
 
 
 def _open(packages, name):
@@ -99,6 +100,8 @@ SOURCES = {
     "codeio": codeio,
     "codeio-stub": codeio_stub,
     "perlfaq": perlfaq,
+    "general": lambda _: prompt_templates.general(),
+    "arithmetic": lambda _: prompt_templates.arithmetic(),
     "humaneval": humaneval,
     "gsm8k": gsm8k,
     "mtbench": mtbench,

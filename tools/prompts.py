@@ -13,7 +13,8 @@ HELP = f"""\
 Renders prompts with a model's chat template, generation prompt included, into a prompt shard: safetensors with input_ids int32 and
 doc_offsets int64. The ids of the prompts stand in the file's metadata, key prompt_ids.
 
-sources for training: {", ".join(TRAINING)}   (codeio-stub: the same tasks as heads of Python functions)
+sources for training: {", ".join(TRAINING)}   
+                      (codeio-stub: the same tasks as heads of Python functions; general, arithmetic: templates of this project)
 held-out sources:     {", ".join(HELD_OUT)}   (each prompt as shipped, MT-Bench: first turns)
 own prompts:          --jsonl FILE, lines with "prompt", or "messages"/"conversations" (up to the last user turn)
 

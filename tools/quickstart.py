@@ -29,7 +29,7 @@ class Size:
     def __init__(self, smoke):
         self.folder = "runs/quickstart-smoke" if smoke else "runs/quickstart"
         self.prompts = 48 if smoke else 3000
-        self.sources = "codeio,codeio-stub,perlfaq"
+        self.sources = "codeio,codeio-stub,perlfaq,general,arithmetic"
         self.new_tokens = 48 if smoke else 128
         self.train = ["--optim.steps=12", "--checkpoint.every=6"] if smoke else []
         self.eval = ["--max-new-tokens", "32", "--first", "6", "--decode", "2", "--check", "3"] if smoke else [
