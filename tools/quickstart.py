@@ -19,6 +19,7 @@ MODEL = ".deps/models/SmolLM2-135M-Instruct"
 DFLASH = "build/dflash"
 PYTHON = ".deps/venv/bin/python"
 CONFIG = "config/presets/quickstart.toml"
+THREADS = ("--threads", "2")  # fixed: the number of threads is part of what the answers depend on
 SETS = ("humaneval", "gsm8k", "mt_bench")
 SOURCE_OF = {"humaneval": "humaneval", "gsm8k": "gsm8k", "mt_bench": "mtbench"}
 
@@ -81,8 +82,8 @@ class Quickstart:
     def path(self, *parts):
         return os.path.join(self.folder, *parts)
 
-    def stage(self, name, commands, outputs, reads=(), keep_partial=False):
-        """Runs the commands unless the stage is done. outputs are deleted first if they were made from other inputs."""
+    def stage(self, name, commands, outputs, reads=(), keep_partial=False, scratch=()):
+        """Runs the commands unless the stage is done. Outputs and scratch are deleted first if they were made from other inputs."""
         marker = os.path.join(self.stages, name + ".json")
         texts = []
         for path in reads:
@@ -102,7 +103,7 @@ class Quickstart:
             print(f"== {name}: done before ({state['seconds']:.0f} s)", flush=True)
             return state["seconds"]
         if state.get("inputs") != inputs or not keep_partial:
-            for output in outputs:
+            for output in (*outputs, *scratch):
                 shutil.rmtree(output, ignore_errors=True) if os.path.isdir(output) else os.path.exists(output) and os.remove(output)
             if state.get("inputs") != inputs:
                 state = {"inputs": inputs, "seconds": 0.0}
@@ -133,8 +134,8 @@ class Quickstart:
         ] + [self.tool("prompts", "--source", SOURCE_OF[s], "--model", MODEL, "--out", prompts[s]) for s in SETS]  # fmt: skip
         seconds["prompts"] = self.stage("prompts", commands, [train_prompts, *prompts.values()])
 
-        command = [DFLASH, "generate", "--target", MODEL, "--prompts", train_prompts, "--out", text, "--max-new-tokens", str(size.new_tokens)]
-        seconds["generate"] = self.stage("generate", [command], [text], keep_partial=True)
+        command = [DFLASH, "generate", "--target", MODEL, "--prompts", train_prompts, "--out", text, "--max-new-tokens", str(size.new_tokens), *THREADS]
+        seconds["generate"] = self.stage("generate", [command], [text], keep_partial=True, scratch=[text + ".work"])
 
         train_folder, drafter = self.path("train"), self.path("drafter")
         command = [DFLASH, "train", CONFIG, f"--run.dir={train_folder}", f"--data.train={text}", "--run.resume=true", *size.train]
@@ -142,9 +143,9 @@ class Quickstart:
 
         held_out = [a for s in SETS for a in ("--prompts", f"{s}={prompts[s]}")]
         figures, lookup = self.path("eval.json"), self.path("lookup.json")
-        command = [DFLASH, "eval", "--target", MODEL, "--drafter", train_folder, *held_out, *size.eval, "--json", figures]
+        command = [DFLASH, "eval", "--target", MODEL, "--drafter", train_folder, *held_out, *size.eval, *THREADS, "--json", figures]
         seconds["eval"] = self.stage("eval", [command], [figures])
-        command = [DFLASH, "eval", "--target", MODEL, "--drafter", "lookup", *held_out, *size.lookup, "--json", lookup]
+        command = [DFLASH, "eval", "--target", MODEL, "--drafter", "lookup", *held_out, *size.lookup, *THREADS, "--json", lookup]
         seconds["lookup"] = self.stage("lookup", [command], [lookup])
 
         seconds["export"] = self.stage("export", [[DFLASH, "export", train_folder, "--out", drafter]], [drafter])
