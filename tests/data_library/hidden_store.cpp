@@ -1,7 +1,10 @@
 #include "data/hidden_store.hpp"
 
+#include <sys/resource.h>
+
 #include <array>
 #include <catch2/catch.hpp>
+#include <csignal>
 #include <fstream>
 #include <optional>
 #include <thread>
@@ -171,6 +174,29 @@ TEST_CASE("a store that cannot be opened is an error of the user") {
              Contains("no/h") && Contains("keep_hidden_states"));
   CHECK_THAT(error_of([&] { hidden_store(scratch.path(), record_bytes, 3, plenty); }),
              Contains("cannot open"));
+}
+
+TEST_CASE("a disk that refuses is counted, and the row can be put later") {
+  const scratch_folder scratch;
+  hidden_store store(scratch / "h", record_bytes, 4, plenty);
+  REQUIRE(put(store, 0));
+  // The limit on the size of a file stands for a full disk.
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{4096 + 4096 + 3 * 4096 + 5000, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const bool kept = put(store, 1);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  std::signal(SIGXFSZ, handler);
+  CHECK_FALSE(kept);
+  CHECK_FALSE(store.has(1));
+  CHECK(store.count().failed == 1);
+  CHECK_FALSE(store.count().last_error.empty());
+  CHECK(get(store, 0) == content(0));
+  CHECK(put(store, 1));
+  CHECK(get(store, 1) == content(1));
+  CHECK(store.capacity() == 4);
 }
 
 TEST_CASE("threads may put and get different rows at the same time") {
