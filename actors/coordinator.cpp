@@ -20,7 +20,7 @@ void enter_stage(self_ptr self, uint32_t stage);
 // Ends the coordinator once everyone else is gone.
 void conclude(self_ptr self) {
   coordinator_state& s = self->state;
-  self->send(s.options.observer, s.outcome);
+  caf::anon_send(s.options.observer, s.outcome);
   self->quit();
 }
 

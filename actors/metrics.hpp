@@ -1,0 +1,83 @@
+// Sums of steps, the progress line, metrics.jsonl. Scheduled; reads waits and bytes from the
+// mailboxes' counters; a sink that fails is reported once and never stops training.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "actors/runtime/metered.hpp"
+#include "actors/step_record.hpp"
+#include "observe/progress.hpp"
+
+namespace dflash {
+
+// Figures of the whole run, for its summary; written by the metrics actor, read when it has ended.
+struct run_totals {
+  uint64_t steps = 0;  // of this process
+  uint64_t batches = 0;
+  int64_t tokens = 0;
+  double loss = 0;         // of the last step
+  double loss_smooth = 0;  // over about the last 20 steps, as the progress line shows it
+  double accept_len = 0;   // likewise
+  uint64_t skipped_steps = 0;
+  uint64_t dropped = 0;
+  uint64_t captured = 0;   // batches that a target made
+  uint64_t from_disk = 0;  // batches read from kept hidden states
+  uint64_t moved_bytes = 0;
+  uint64_t whole_bytes = 0;
+  double seconds = 0;  // from the first job to the last commit
+};
+
+// Time spent per cause between two looks at the mailboxes.
+struct wait_shares {
+  double targets_wait = 0;   // for jobs or slots, of the time of all targets
+  double drafters_wait = 0;  // for batches, of the time of all drafters
+  double target_busy_s = 0;  // since the start of the run
+  double drafter_busy_s = 0;
+  uint64_t bytes_in_flight = 0;
+};
+
+class wait_meter {
+public:
+  explicit wait_meter(std::shared_ptr<mailbox_registry> registry);
+  // Since the last look.
+  wait_shares look();
+
+private:
+  std::shared_ptr<mailbox_registry> registry_;
+  int64_t last_ns_, targets_ns_ = 0, drafters_ns_ = 0;
+};
+
+struct metrics_options {
+  std::filesystem::path file;  // metrics.jsonl; empty: none
+  uint64_t first_step = 0;
+  uint64_t total_steps = 0;
+  uint32_t targets = 1;
+  uint32_t drafters = 1;
+  bool with_kl = false;
+  bool progress = true;
+  std::shared_ptr<std::atomic<uint64_t>> steps;  // committed, for the inspector
+  std::shared_ptr<run_totals> totals;
+};
+
+struct metrics_state {
+  static inline const char* name = "metrics";
+  metrics_options options;
+  std::map<uint64_t, batch_report> reports;  // by k, of steps not yet committed
+  std::optional<jsonl_writer> writer;
+  std::optional<progress_line> line;
+  std::optional<wait_meter> waits;
+  int64_t began_ns = 0;
+  int64_t last_ns = 0;
+  bool sink_failed = false;
+};
+
+metrics_actor spawn_metrics(caf::actor_system& system,
+                            actor_identity identity,
+                            metrics_options options);
+
+}  // namespace dflash

@@ -1,0 +1,77 @@
+// Builds the pipeline out of plain parts, runs it to its end, and gives the outcome back. Knows
+// nothing of configuration files and model folders: bin/ brings the parts, tests bring small ones.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "actors/hidden_shape.hpp"
+#include "actors/metrics.hpp"
+#include "actors/runtime/limits.hpp"
+#include "actors/target_forward.hpp"
+#include "data/batches.hpp"
+#include "data/hidden_store.hpp"
+#include "data/step_plan.hpp"
+#include "model/drafter_step.hpp"
+
+namespace dflash {
+
+struct pipeline_parts {
+  std::shared_ptr<const batch_source> source;
+  std::optional<step_plan> plan;
+  uint64_t first_step = 0;  // committed before this process
+  uint64_t saved_step = 0;  // of the checkpoint it goes on from
+  uint64_t skipped_steps = 0;
+  std::vector<uint64_t> dropped;
+
+  std::vector<capture_function> targets;                   // [N]
+  std::vector<std::shared_ptr<drafter_trainer>> trainers;  // [M], equal weights
+  int64_t target_threads = 1;
+  int64_t drafter_threads = 1;
+
+  hidden_shape shape;
+  at::ScalarType drafter_dtype = at::kFloat;
+  pipeline_limits limits;
+  std::shared_ptr<hidden_store> store;  // null: not kept
+  double noise = 0;
+  uint64_t seed = 0;
+  int64_t window = 0;  // widest of the drafter's layers; 0: a full one
+  int64_t block_size = 0;
+
+  uint64_t save_every = 0;  // steps; 0: only at the end
+  std::function<void(const save_request&, drafter_trainer&)> save;
+
+  std::filesystem::path metrics_file;
+  uint64_t metrics_every = 8;
+  uint64_t profile_interval = 0;
+  bool with_kl = false;
+  bool progress = true;
+  std::string run;  // name for the inspector
+  // Called with the inspector before anything starts; publishes it. Empty: no inspector.
+  std::function<void(const inspector_actor&)> publish;
+  // Called once with a function, safe in any thread, that asks for an orderly stop.
+  std::function<void(std::function<void()>)> on_started;
+};
+
+struct pipeline_result {
+  run_outcome outcome;
+  run_totals totals;
+  std::vector<mailbox_report> mailboxes;  // at the end, peaks included
+};
+
+/// Configuration of an actor system as the pipeline needs it: shared work queue, as many workers as
+/// cores, fair turns, message types registered. `with_network`: load the middleman.
+class pipeline_system_config : public caf::actor_system_config {
+public:
+  explicit pipeline_system_config(bool with_network);
+};
+
+/// Blocks until all actors have ended. Throws what `publish` throws, before anything runs.
+pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts);
+
+}  // namespace dflash
