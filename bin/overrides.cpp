@@ -24,9 +24,11 @@ std::vector<std::string> overrides_of(const CLI::App& command) {
       throw error("\"" + text + "\" has no value", "", "write " + text + "=VALUE, without a space");
     overrides.push_back(text);
   }
-  const CLI::Option* level = command.get_option_no_throw("--log.level");
-  if (level != nullptr && level->count() > 0)
-    overrides.push_back("--log.level=" + level->as<std::string>());
+  for (const CLI::App* app : {command.get_parent(), &command}) {  // before or after its name
+    const CLI::Option* level = app == nullptr ? nullptr : app->get_option_no_throw("--log.level");
+    if (level != nullptr && level->count() > 0)
+      overrides.push_back("--log.level=" + level->as<std::string>());
+  }
   return overrides;
 }
 

@@ -25,6 +25,7 @@ const section section_table[] = {
     {"checkpoint", "Saved states to resume from."},
     {"metrics", "What is measured while training."},
     {"profile", "Times of stages."},
+    {"net", "How a running training can be reached."},
     {"log", "Messages for people, on stderr."},
 };
 
@@ -52,7 +53,7 @@ const std::vector<key>& table() {
       {"draft.kv_heads", integer_key{AT(draft.kv_heads), 0}, "", "Key and value heads; 0: the target's."},
       {"draft.head_dim", integer_key{AT(draft.head_dim), 0}, "", "Width of a head; 0: the target's."},
       {"draft.init", text_key{AT(draft.init)}, "", "First weights: `random`, `target` (its last layers), or the folder of a drafter."},
-      {"draft.norm_scale", number_key{AT(draft.norm_scale), 0.0, 1e6, true}, "", "First value of the weights of the norm on the context (`hidden_norm`)."},
+      {"draft.norm_scale", number_key{AT(draft.norm_scale), 0.0, 1e6, true}, "", "First weights of the final norm, as a share of the target's (init random or target)."},
 
       {"data.train", texts_key{AT(data.train)}, "", "Token shards to train on.", fixed, true},
       {"data.held_out", texts_key{AT(data.held_out)}, "", "Token shards that are only evaluated.", free},
@@ -96,6 +97,8 @@ const std::vector<key>& table() {
       {"metrics.every", integer_key{AT(metrics.every), 1}, "batches", "Rhythm of measurements, counted by batch number.", free},
 
       {"profile.interval", integer_key{AT(profile.interval), 0}, "steps", "Rhythm of the table of stage times; 0: off.", free},
+
+      {"net.listen", text_key{AT(net.listen)}, "HOST:PORT", "Where `dflash inspect` finds the run; port 0: a free one, written to `address` in the run folder.", free},
 
       {"log.level", text_key{AT(log.level), {"trace", "debug", "info", "warn", "error", "off"}}, "", "Least level that is printed.", free},
   };

@@ -54,7 +54,7 @@ struct draft_section {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   std::string init = "random";  // "random" | "target" | a drafter folder
-  double norm_scale = 1.0;      // initial weight of hidden_norm
+  double norm_scale = 0.2;      // first final norm as a share of the target's
   bool operator==(const draft_section&) const = default;
 };
 
@@ -125,6 +125,11 @@ struct profile_section {
   bool operator==(const profile_section&) const = default;
 };
 
+struct net_section {
+  std::string listen = "127.0.0.1:0";  // of the inspector; port 0: a free one
+  bool operator==(const net_section&) const = default;
+};
+
 struct log_section {
   std::string level = "info";  // trace, debug, info, warn, error, off
   bool operator==(const log_section&) const = default;
@@ -142,6 +147,7 @@ struct run_config {
   checkpoint_section checkpoint;
   metrics_section metrics;
   profile_section profile;
+  net_section net;
   log_section log;
   bool operator==(const run_config&) const = default;
 };
