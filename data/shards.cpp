@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "config/error.hpp"
+#include "data/files.hpp"
 #include "data/safetensors.hpp"
 #include "data/safetensors_header.hpp"
 
@@ -242,6 +243,17 @@ std::span<const int32_t> token_set::ids(int64_t document) const {
 std::span<const uint8_t> token_set::mask(int64_t document) const {
   const auto& d = documents_.at(document);
   return {d.mask, static_cast<size_t>(d.length)};
+}
+
+uint32_t token_set::checksum() const {
+  uint32_t crc = 0;
+  for (int64_t d = 0; d < size(); ++d) {
+    const auto length = static_cast<int64_t>(ids(d).size());
+    crc = crc32c(std::as_bytes(std::span(&length, 1)), crc);
+    crc = crc32c(std::as_bytes(ids(d)), crc);
+    crc = crc32c(std::as_bytes(mask(d)), crc);
+  }
+  return crc;
 }
 
 std::string token_set::where(int64_t document) const {

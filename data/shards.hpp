@@ -41,6 +41,9 @@ public:
   int64_t supervised() const { return supervised_; }  // tokens with mask 1
   std::span<const int32_t> ids(int64_t document) const;
   std::span<const uint8_t> mask(int64_t document) const;
+  /// CRC-32C of lengths, ids and masks of all documents in order: what a run is trained on,
+  /// whatever files it lies in. Reads all tokens.
+  uint32_t checksum() const;
   /// "file, document 7" (counted from 0 within its file), for messages.
   std::string where(int64_t document) const;
 

@@ -84,6 +84,25 @@ TEST_CASE("a written shard is read back") {
   CHECK(vec(copy.ids(1)) == second);
 }
 
+TEST_CASE("the checksum tells documents apart by tokens, masks and borders, not by files") {
+  const auto set_of = [](const std::vector<std::vector<int32_t>>& documents, uint8_t last) {
+    token_documents all;
+    for (const auto& ids : documents) {
+      std::vector<uint8_t> mask(ids.size(), 1);
+      mask.back() = last;
+      all.append(ids, mask);
+    }
+    return token_set(all).checksum();
+  };
+  const uint32_t sum = set_of({{1, 2}, {3}}, 1);
+  CHECK(set_of({{1, 2}, {3}}, 1) == sum);
+  CHECK(set_of({{1}, {2, 3}}, 1) != sum);
+  CHECK(set_of({{1, 2, 3}}, 1) != sum);
+  CHECK(set_of({{1, 2}, {4}}, 1) != sum);
+  CHECK(set_of({{1, 2}, {3}}, 0) != sum);
+  CHECK(set_of({{3}, {1, 2}}, 1) != sum);
+}
+
 TEST_CASE("prompt shards have no mask, token shards have one") {
   const scratch_folder scratch;
   token_documents prompts;
