@@ -59,10 +59,9 @@ struct draft_section {
 };
 
 struct data_section {
-  std::vector<std::string> train;     // token shards
-  std::vector<std::string> held_out;  // token shards that are never trained on
-  std::int64_t row_tokens = 2048;     // T
-  std::int64_t anchors = 512;         // A, per row
+  std::vector<std::string> train;  // token shards
+  std::int64_t row_tokens = 2048;  // T
+  std::int64_t anchors = 512;      // A, per row
   std::int64_t epochs = 1;
   std::uint64_t keep_hidden_states = 0;  // bytes on disk for hidden states of later epochs; 0: off
   double noise = 0.0;                    // taps + U(-noise, noise), training only
@@ -101,13 +100,6 @@ struct layout_section {
   bool operator==(const layout_section&) const = default;
 };
 
-struct eval_section {
-  std::int64_t every = 0;            // steps; 0: off
-  std::vector<std::string> prompts;  // prompt shards
-  std::int64_t max_new_tokens = 128;
-  bool operator==(const eval_section&) const = default;
-};
-
 struct checkpoint_section {
   std::int64_t every = 500;           // steps; 0: only at the end
   std::int64_t keep = 2;              // newest good ones
@@ -143,7 +135,6 @@ struct run_config {
   loss_section loss;
   optim_section optim;
   layout_section layout;
-  eval_section eval;
   checkpoint_section checkpoint;
   metrics_section metrics;
   profile_section profile;

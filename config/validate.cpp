@@ -74,9 +74,6 @@ void check_data(const run_config& c) {
     if (!train.insert(path).second)
       throw error(
           "a shard is listed twice: " + path, "data.train", "list it once; see data.epochs");
-  for (const std::string& path : c.data.held_out)
-    if (train.contains(path))
-      throw error("a shard is both trained on and held out: " + path, "data.held_out");
 }
 
 void check_loss(const loss_section& loss) {
@@ -120,10 +117,6 @@ void validate(const run_config& config) {
   check_optim(config.optim);
   check_lanes(config.layout.targets, "layout.targets");
   check_lanes(config.layout.drafters, "layout.drafters");
-  if (config.eval.every > 0 && config.eval.prompts.empty())
-    throw error("eval.every is set, but there are no prompts to decode",
-                "eval.prompts",
-                "list prompt shards, or set eval.every = 0");
 }
 
 }  // namespace dflash

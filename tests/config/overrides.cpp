@@ -38,7 +38,7 @@ TEST_CASE("lists may come with or without brackets and quotes") {
     CHECK(parse_run_config({}, {std::string("--layout.targets=") + text}).layout.targets == lanes);
   }
   CHECK(parse_run_config({}, {"--data.train=a.safetensors"}).data.train == texts{"a.safetensors"});
-  CHECK(parse_run_config({}, {"--data.held_out=[]"}).data.held_out.empty());
+  CHECK(parse_run_config({}, {"--data.train=[]"}).data.train.empty());
   CHECK(parse_run_config({}, {"--draft.taps=[1, 9]"}).draft.taps == std::vector<int>{1, 9});
   CHECK(parse_run_config({}, {"--draft.taps=1,9"}).draft.taps == std::vector<int>{1, 9});
   CHECK(parse_run_config({}, {"--optim.betas=0.9,0.99"}).optim.betas ==

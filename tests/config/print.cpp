@@ -23,7 +23,6 @@ run_config unusual_config() {
   c.draft.causal = true;
   c.data.keep_hidden_states = 3ull << 30;
   c.data.noise = 1.0 / 3.0;
-  c.data.held_out = {"h1", "h2"};
   c.loss.terms = {{"ce", 0.1}, {"kl", 1e-300}};
   c.optim.lr = 1e-7;
   c.optim.betas = {0.0, 0.123456789012345678};

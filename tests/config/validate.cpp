@@ -35,7 +35,6 @@ TEST_CASE("mistakes across keys name the key that is wrong") {
        [](run_config& c) {
          c.data.train = {"a", "a"};
        }},
-      {"data.held_out", [](run_config& c) { c.data.held_out = c.data.train; }},
       {"data.row_tokens", [](run_config& c) { c.data.row_tokens = c.draft.block_size - 1; }},
       {"draft.layer_types", [](run_config& c) { c.draft.layer_types = {"full_attention"}; }},
       {"draft.sliding_window",
@@ -74,7 +73,6 @@ TEST_CASE("mistakes across keys name the key that is wrong") {
        [](run_config& c) {
          c.layout.drafters = {"cpu:0", "cpu:0"};
        }},
-      {"eval.prompts", [](run_config& c) { c.eval.every = 10; }},
   };
   for (const row& r : rows) {
     run_config c = complete_config();
