@@ -1,0 +1,108 @@
+// Runs the kernels on a device where there is one, against the same bodies on the CPU.
+#include <cuda_runtime_api.h>
+
+#include <catch2/catch.hpp>
+#include <iostream>
+#include <vector>
+
+#include "data/random.hpp"
+#include "device/cuda/loss_rows.hpp"
+#include "device/cuda/postprocess.hpp"
+
+namespace dflash::cuda {
+namespace {
+
+bool has_device() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) return true;
+  std::cout << "skipped: no device\n";
+  return false;
+}
+
+// Device memory for the length of a test.
+template <class T>
+class device_vector {
+public:
+  explicit device_vector(const std::vector<T>& host) : size_(host.size()) {
+    REQUIRE(cudaMalloc(&data_, size_ * sizeof(T)) == cudaSuccess);
+    REQUIRE(cudaMemcpy(data_, host.data(), size_ * sizeof(T), cudaMemcpyHostToDevice) ==
+            cudaSuccess);
+  }
+  ~device_vector() { (void)cudaFree(data_); }
+  device_vector(const device_vector&) = delete;
+  device_vector& operator=(const device_vector&) = delete;
+  T* data() { return static_cast<T*>(data_); }
+  std::vector<T> host() const {
+    std::vector<T> out(size_);
+    REQUIRE(cudaMemcpy(out.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost) ==
+            cudaSuccess);
+    return out;
+  }
+
+private:
+  void* data_ = nullptr;
+  size_t size_;
+};
+
+std::vector<float> numbers(size_t n) {
+  const random_stream stream{3, random_domain::init, 1};
+  std::vector<float> out(n);
+  for (size_t i = 0; i < n; ++i) out[i] = static_cast<float>(4 * stream.normal(i));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("postprocess on the device has the bits of the CPU") {
+  if (!has_device()) return;
+  const auto values = numbers(100003);
+  const postprocess_task task{.count = 100003,
+                              .amplitude = 0.05f,
+                              .seed = 1,
+                              .domain = static_cast<uint32_t>(random_domain::noise),
+                              .key = 2};
+  device_vector<float> in(values);
+  device_vector<c10::BFloat16> out(std::vector<c10::BFloat16>(values.size()));
+  device_vector<char> scratch(
+      std::vector<char>(static_cast<size_t>(postprocess_scratch_bytes(task))));
+  device_vector<value_range> range(std::vector<value_range>(1));
+  postprocess(in.data(), out.data(), task, scratch.data(), range.data(), nullptr);
+  std::vector<c10::BFloat16> expected(values.size());
+  value_range expected_range;
+  for (int64_t g = 0; g < value_groups(task); ++g)
+    postprocess_group(values.data(), expected.data(), task, g, expected_range);
+  const auto result = out.host();
+  for (size_t i = 0; i < result.size(); ++i) REQUIRE(result[i].x == expected[i].x);
+  CHECK(range.host()[0].low == expected_range.low);
+  CHECK(range.host()[0].high == expected_range.high);
+  CHECK(range.host()[0].bad == 0);
+}
+
+TEST_CASE("loss rows on the device agree with one thread on the CPU") {
+  if (!has_device()) return;
+  const int64_t rows = 5, n = 49152;
+  const auto values = numbers(static_cast<size_t>(rows * n));
+  const std::vector<int32_t> labels = {0, 7, 49151, 1000, 5};
+  const std::vector<float> weights = {1, 0.5f, 0.25f, 0, 2};
+  device_vector<float> logits(values), device_weights(weights);
+  device_vector<int32_t> device_labels(labels);
+  device_vector<loss_row_result> results(std::vector<loss_row_result>(5));
+  loss_rows(
+      logits.data(), rows, n, device_labels.data(), device_weights.data(), results.data(), nullptr);
+  const auto found = results.host();
+  const auto gradient = logits.host();
+  for (size_t r = 0; r < 5; ++r) {
+    std::vector<float> z(values.begin() + static_cast<int64_t>(r) * n,
+                         values.begin() + static_cast<int64_t>(r + 1) * n);
+    const row_part row = scan_row(z.data(), n, labels[r], 0, 1);
+    const auto expected = result_of(row, z[static_cast<size_t>(labels[r])], weights[r]);
+    CHECK(found[r].ce == Approx(expected.ce).epsilon(1e-4));
+    CHECK(found[r].best == expected.best);
+    CHECK(found[r].rank == expected.rank);
+    write_row_gradient(z.data(), n, labels[r], weights[r], log_sum_exp(row), 0, 1);
+    for (size_t i = 0; i < z.size(); ++i)
+      REQUIRE(gradient[r * z.size() + i] == Approx(z[i]).epsilon(1e-3).margin(1e-7));
+  }
+}
+
+}  // namespace dflash::cuda
