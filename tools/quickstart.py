@@ -138,7 +138,7 @@ class Quickstart:
         seconds["generate"] = self.stage("generate", [command], [text], keep_partial=True, scratch=[text + ".work"])
 
         train_folder, drafter = self.path("train"), self.path("drafter")
-        command = [DFLASH, "train", CONFIG, f"--run.dir={train_folder}", f"--data.train={text}", "--run.resume=true", *size.train]
+        command = [DFLASH, "train", CONFIG, f"--run.dir={train_folder}", f"--data.train={text}", "--resume", *size.train]
         seconds["train"] = self.stage("train", [command], [train_folder], reads=[CONFIG], keep_partial=True)
 
         held_out = [a for s in SETS for a in ("--prompts", f"{s}={prompts[s]}")]
