@@ -1,4 +1,5 @@
-// The drafter's tensors, named as in z-lab's files (dflash.md 2.1), and the three ways to start them.
+// The drafter's tensors, named as in z-lab's files (dflash.md 2.1), and the three ways to start
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,10 +34,11 @@ struct drafter_weights {
   std::vector<drafter_layer> layers;
 };
 
-// Names and tensors in one fixed order: fc, hidden_norm, norm, then layer by layer in the order of the
-// struct. Flat buffers, checkpoints and exports use this order.
+// Names and tensors in one fixed order: fc, hidden_norm, norm, then layer by layer in the order of
+// the struct. Flat buffers, checkpoints and exports use this order.
 std::vector<std::pair<std::string, at::Tensor*>> named_tensors(drafter_weights& weights);
-std::vector<std::pair<std::string, const at::Tensor*>> named_tensors(const drafter_weights& weights);
+std::vector<std::pair<std::string, const at::Tensor*>> named_tensors(
+    const drafter_weights& weights);
 
 struct named_shape {
   std::string name;
@@ -46,25 +48,28 @@ struct named_shape {
 std::vector<named_shape> drafter_tensor_shapes(const drafter_config& config);
 int64_t drafter_parameter_count(const drafter_config& config);
 
-// Weights as views of one new flat buffer (returned through `flat` where given), filled with NaN so that a
-// tensor that nobody sets shows at the first forward pass.
+// Weights as views of one new flat buffer (returned through `flat` where given), filled with NaN so
+// that a tensor that nobody sets shows at the first forward pass.
 drafter_weights make_drafter_weights(const drafter_config& config,
                                      at::ScalarType dtype,
                                      at::Tensor* flat = nullptr);
 // Views of `flat` (drafter_parameter_count(config) elements), nothing copied.
 drafter_weights view_drafter_weights(const drafter_config& config, const at::Tensor& flat);
 
-// fp32 masters. how: "random" (matrices N(0, 0.02), norms 1, final norm at norm_scale of the target's),
-// "target" (layers copied from the target's last ones, q_norm = k_norm = 1, fc = identity on the last tap,
-// other norms likewise), or the path of a z-lab folder of the same shape (warm start). Random numbers are
-// keyed by seed and tensor, so the same seed gives the same bits whatever the thread count.
+// fp32 masters. how: "random" (matrices N(0, 0.02), norms 1, final norm at norm_scale of the
+// target's), "target" (layers copied from the last ones in target_folder, q_norm = k_norm = 1, fc =
+// identity on the last tap; final norm as for "random"), or the path of a z-lab folder of the same
+// shape (warm start). Random numbers are keyed by seed and tensor, so the same seed gives the same
+// bits whatever the thread count.
 drafter_weights init_drafter(const drafter_config& config,
                              const std::string& how,
                              const target& frozen,
                              uint64_t seed,
-                             double norm_scale);
+                             double norm_scale,
+                             const std::filesystem::path& target_folder = {});
 
-// A z-lab folder, strict: every tensor present with its shape, none besides. fp32. `out` receives its shape.
+// A z-lab folder, strict: every tensor present with its shape, none besides. fp32. `out` receives
+// its shape.
 drafter_weights load_drafter(const std::filesystem::path& folder, drafter_config& out);
 
 }  // namespace dflash

@@ -1,5 +1,6 @@
-// Shape of a DFlash drafter (dflash.md 2): what a z-lab config.json says, in our names. Taps are z-lab's
-// numbering (output of 0-based target layer); other numberings are converted at the file boundary only.
+// Shape of a DFlash drafter (dflash.md 2): what a z-lab config.json says, in our names. Taps are
+// z-lab's numbering (output of 0-based target layer); other numberings are converted at the file
+// boundary only.
 #pragma once
 
 #include <cstdint>
@@ -34,18 +35,21 @@ struct drafter_config {
 
   int64_t query_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
-  // Whether slot k of layer i sees only slots <= k of its block (order of resolution: dflash.md 2.3).
+  // Whether slot k of layer i sees only slots <= k of its block (order of resolution:
+  // dflash.md 2.3).
   bool layer_causal(int64_t i) const { return causal ? *causal : sliding[static_cast<size_t>(i)]; }
 };
 
-// Default taps (dflash.md 2.5): [n div 2] for one draft layer, else round(1 + i (n - 4) / (L - 1)) with
-// banker's rounding.
+// Default taps (dflash.md 2.5): [n div 2] for one draft layer, else round(1 + i (n - 4) / (L - 1))
+// with banker's rounding.
 std::vector<int> default_taps(int64_t target_layers, int64_t draft_layers);
 
-// The drafter that `draft` asks for on this target; throws dflash::error naming the key that does not fit.
+// The drafter that `draft` asks for on this target; throws dflash::error naming the key that does
+// not fit.
 drafter_config make_drafter_config(const draft_section& draft, const target_config& target);
 
-// Reads FOLDER/config.json in z-lab's form (dflash.md 3.1-3.3); throws dflash::error naming file and key.
+// Reads FOLDER/config.json in z-lab's form (dflash.md 3.1-3.3); throws dflash::error naming file
+// and key.
 drafter_config read_drafter_config(const std::filesystem::path& folder);
 
 // Throws dflash::error (where = `where`) unless sizes, taps, mask id and layer kinds fit together.

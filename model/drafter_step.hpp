@@ -1,6 +1,6 @@
-// Training of one drafter replica: forward, loss and backward by hand (no autograd), and the update. One
-// owner, one thread at a time; that thread's ATen threads do the work. For a fixed number of them results
-// are the same bits from run to run.
+// Training of one drafter replica: forward, loss and backward by hand (no autograd), and the
+// update. One owner, one thread at a time; that thread's ATen threads do the work. For a fixed
+// number of them results are the same bits from run to run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +23,8 @@
 
 namespace dflash {
 
-// What the drafter reads of one batch. The tensors are only read; they may be dropped when accumulate
-// returns.
+// What the drafter reads of one batch. The tensors are only read; they may be dropped when
+// accumulate returns.
 struct drafter_input {
   std::vector<at::Tensor> taps;   // nT x [T, Ht], compute dtype
   at::Tensor last_hidden;         // [T, Ht] before the final norm; undefined unless the loss has kl
@@ -33,16 +33,17 @@ struct drafter_input {
 
 // The frozen tensors that the drafter borrows from its target (shared, never written).
 struct frozen_parts {
-  at::Tensor embedding;  // [V, H] compute dtype
-  at::Tensor head;       // [V, H] compute dtype
-  at::Tensor final_norm;  // [H]
+  at::Tensor embedding;   // [V, H] compute dtype
+  packed_linear head;     // [V, H] compute dtype, plain form kept
+  at::Tensor final_norm;  // [H] fp32
   double rms_eps = 0;
 };
 frozen_parts frozen_parts_of(const target& frozen);
 
 class drafter_trainer {
- public:
-  // masters: fp32, any layout; copied into one flat buffer. total_steps: of the run, for the schedule.
+public:
+  // masters: fp32, any layout; copied into one flat buffer. total_steps: of the run, for the
+  // schedule.
   drafter_trainer(drafter_config config,
                   loss_section loss,
                   optim_section optim,
@@ -61,8 +62,8 @@ class drafter_trainer {
   drafter_trainer(const drafter_trainer&) = delete;
   drafter_trainer& operator=(const drafter_trainer&) = delete;
 
-  // Adds the unnormalised gradient of one batch to gradient(). want_metrics: hits, top-8 and block counts
-  // too (nearly free); loss sums and supervised counts are always given.
+  // Adds the unnormalised gradient of one batch to gradient(). want_metrics: hits, top-8 and block
+  // counts too (nearly free); loss sums and supervised counts are always given.
   step_sums accumulate(const drafter_input& input, bool want_metrics = true);
   // Loss and metrics only.
   step_sums evaluate(const drafter_input& input);
@@ -71,16 +72,17 @@ class drafter_trainer {
   const at::Tensor& gradient();
   void clear_gradient();
 
-  // One update of all weights from the gradient summed over drafters (this one's own: gradient()), which is
-  // not modified; clears gradient(). weight_sum: S over drafters and micro-steps. Skips (moments and weights
-  // stay, the schedule goes on) where S is 0 or the norm is not finite.
+  // One update of all weights from the gradient summed over drafters (this one's own: gradient()),
+  // which is not modified; clears gradient(). weight_sum: S over drafters and micro-steps. Skips
+  // (moments and weights stay, the schedule goes on) where S is 0 or the norm is not finite.
   update_report apply(const at::Tensor& reduced_gradient, double weight_sum, uint64_t step);
 
   const drafter_config& config() const;
-  const drafter_weights& masters() const;   // fp32, views of flat_masters()
-  const drafter_weights& compute() const;   // compute dtype, what forward passes use
-  const at::Tensor& flat_masters() const;   // [P] fp32
-  optimizer& state();                       // moments and update count, for checkpoints
+  const drafter_weights& masters() const;  // fp32, views of flat_masters()
+  // What forward passes use: matrices in the compute dtype, norms fp32.
+  const drafter_weights& compute() const;
+  const at::Tensor& flat_masters() const;  // [P] fp32
+  optimizer& state();                      // moments and update count, for checkpoints
   // After masters and moments were filled from a checkpoint.
   void refresh_compute();
 
@@ -88,10 +90,11 @@ class drafter_trainer {
   std::map<std::string, double> take_stage_seconds();
 
   // Values of a forward pass, for tests: "ctx_feature" [T, H], "layer.i" [A B, H] (the last layer:
-  // slots 1..B-1 only, [A (B-1), H]), "hidden" [A (B-1), H] after the final norm, "logits" [A (B-1), V].
+  // slots 1..B-1 only, [A (B-1), H]), "hidden" [A (B-1), H] after the final norm, "logits" [A
+  // (B-1), V].
   std::map<std::string, at::Tensor> inspect(const drafter_input& input);
 
- private:
+private:
   struct implementation;
   std::unique_ptr<implementation> impl_;
 };

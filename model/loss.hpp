@@ -13,25 +13,26 @@ namespace dflash {
 
 // Sums over blocks of one micro-step; add them over micro-steps and drafters, then divide.
 struct step_sums {
-  double weight_sum = 0;  // S = sum of w
-  double loss = 0;        // sum of w x (weighted sum of the terms)
-  double ce = 0, kl = 0;  // sum of w x term; 0 where the term is not computed
-  int64_t supervised = 0;  // slots
-  int64_t hits = 0;        // slots whose argmax is the label
-  int64_t blocks = 0;      // valid blocks: anchor valid and slot 1 supervised
-  int64_t lead_sum = 0;    // leading hits from slot 1, over valid blocks
+  double weight_sum = 0;       // S = sum of w
+  double loss = 0;             // sum of w x (weighted sum of the terms)
+  double ce = 0, kl = 0;       // sum of w x term; 0 where the term is not computed
+  int64_t supervised = 0;      // slots
+  int64_t hits = 0;            // slots whose argmax is the label
+  int64_t blocks = 0;          // valid blocks: anchor valid and slot 1 supervised
+  int64_t lead_sum = 0;        // leading hits from slot 1, over valid blocks
   int64_t top4 = 0, top8 = 0;  // slots whose label is among the 4, 8 best
   int64_t cut_blocks = 0;      // valid blocks with an unsupervised slot among 1..B-1
   int64_t full_blocks = 0;     // uncut blocks with lead B - 1
   std::vector<int64_t> hits_at, supervised_at;  // [B]
-  bool finite = true;  // loss sums are finite
+  bool finite = true;                           // loss sums are finite
 
   step_sums& operator+=(const step_sums& other);
   double accept_len() const;  // mean over valid blocks of lead + 1; 0 without blocks
   double mean_loss() const;   // loss / S; 0 without weight
 };
 
-// Supervision of the A x (B - 1) slots 1..B-1 of a batch, block by block (slot 0 is never supervised).
+// Supervision of the A x (B - 1) slots 1..B-1 of a batch, block by block (slot 0 is never
+// supervised).
 struct slot_plan {
   int64_t block_size = 0;
   std::vector<int32_t> label;    // [A (B-1)] token at a + k; 0 where not supervised

@@ -1,6 +1,6 @@
-// AdamW, and Muon on matrices with AdamW on the rest, over fp32 masters. One update = divide the summed
-// gradient by the summed weight, clip by the global norm, update. Not thread safe; runs on the calling
-// thread's ATen threads and gives the same bits for a fixed number of them.
+// AdamW, and Muon on matrices with AdamW on the rest, over fp32 masters. One update = divide the
+// summed gradient by the summed weight, clip by the global norm, update. Not thread safe; runs on
+// the calling thread's ATen threads and gives the same bits for a fixed number of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,14 +18,15 @@ struct update_report {
   double grad_norm = 0;    // of the divided gradient, before clipping
   double lr = 0;           // AdamW's rate of this step
   double update_norm = 0;  // of the change of the weights
-  bool skipped = false;    // weight sum 0, or a norm that is not finite: nothing but the schedule moved
+  bool skipped =
+      false;  // weight sum 0, or a norm that is not finite: nothing but the schedule moved
 };
 
 class optimizer {
- public:
+public:
   struct parameter {
     std::string name;
-    at::Tensor weight;  // fp32 master, contiguous, updated in place
+    at::Tensor weight;   // fp32 master, contiguous, updated in place
     at::Tensor compute;  // copy in the compute dtype, refreshed by each update; undefined: none
   };
 
@@ -35,11 +36,12 @@ class optimizer {
             uint64_t total_steps,
             bool bf16_newton_schulz);
 
-  // gradients: per parameter, fp32, unnormalised sums over the whole step; not modified. weight_sum: S of
-  // dflash.md 4.7 over the whole step. step: position in the schedule, from 0.
+  // gradients: per parameter, fp32, unnormalised sums over the whole step; not modified.
+  // weight_sum: S of dflash.md 4.7 over the whole step. step: position in the schedule, from 0.
   update_report apply(const std::vector<at::Tensor>& gradients, double weight_sum, uint64_t step);
 
-  // Moments by name ("exp_avg.NAME", "exp_avg_sq.NAME", "momentum.NAME"), to be saved and filled in place.
+  // Moments by name ("exp_avg.NAME", "exp_avg_sq.NAME", "momentum.NAME"), to be saved and filled in
+  // place.
   std::vector<std::pair<std::string, at::Tensor>> state() const;
   // Updates done, skipped ones not counted: AdamW's bias correction.
   uint64_t updates() const { return updates_; }
@@ -47,7 +49,7 @@ class optimizer {
   // Copies masters to compute copies, after a restore.
   void refresh_compute();
 
- private:
+private:
   struct slot {
     parameter p;
     bool muon = false;
@@ -64,7 +66,8 @@ class optimizer {
   bool bf16_newton_schulz_;
 };
 
-// Orthogonalised matrix of Muon: 5 Newton-Schulz steps with torch.optim.Muon's coefficients. [r, c] -> [r, c].
+// Orthogonalised matrix of Muon: 5 Newton-Schulz steps with torch.optim.Muon's coefficients. [r, c]
+// -> [r, c].
 at::Tensor newton_schulz(const at::Tensor& matrix, bool bf16);
 
 }  // namespace dflash

@@ -1,0 +1,193 @@
+#include "model/drafter_step.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "config/error.hpp"
+#include "model/drafter_pass.hpp"
+#include "model/head_loss.hpp"
+
+namespace dflash {
+
+frozen_parts frozen_parts_of(const target& t) {
+  return {.embedding = t.embedding(),
+          .head = t.head(),
+          .final_norm = t.final_norm(),
+          .rms_eps = t.config().rms_eps};
+}
+
+struct drafter_trainer::implementation {
+  implementation(drafter_config shape,
+                 const loss_section& loss,
+                 const optim_section& optim,
+                 const drafter_weights& start,
+                 frozen_parts parts,
+                 compute_dtype dtype,
+                 uint64_t total_steps)
+      : config(std::move(shape)),
+        gamma(loss.gamma),
+        frozen(std::move(parts)),
+        head(frozen.head, frozen.final_norm, frozen.rms_eps, config.block_size, terms_of(loss)),
+        type(scalar_type(dtype)) {
+    DFLASH_CHECK(frozen.embedding.scalar_type() == type, "embedding in the compute dtype");
+    const auto options = frozen.embedding.options().dtype(at::kFloat);
+    flat = at::empty({drafter_parameter_count(config)}, options);
+    masters = view_drafter_weights(config, flat);
+    const auto from = named_tensors(start);
+    const auto to = named_tensors(masters);
+    DFLASH_CHECK(from.size() == to.size(), "masters of another shape");
+    for (size_t i = 0; i < to.size(); ++i) to[i].second->copy_(*from[i].second);
+
+    flat_gradient = at::zeros_like(flat);
+    gradient = view_drafter_weights(config, flat_gradient);
+    compute = masters;
+    if (type != at::kFloat) {
+      flat_compute = at::zeros({flat.numel()}, options.dtype(type));
+      compute = view_drafter_weights(config, flat_compute);
+    }
+    std::vector<optimizer::parameter> parameters;
+    const auto copies = named_tensors(compute);
+    for (size_t i = 0; i < to.size(); ++i) {
+      at::Tensor& copy = *copies[i].second;
+      if (copy.dim() == 1) copy = *to[i].second;  // norms are read in fp32
+      const bool separate = copy.dim() > 1 && type != at::kFloat;
+      parameters.push_back({to[i].first, *to[i].second, separate ? copy : at::Tensor()});
+    }
+    optim_state = std::make_unique<optimizer>(
+        optim, std::move(parameters), total_steps, type == at::kBFloat16);
+    optim_state->refresh_compute();
+    body = std::make_unique<drafter_body>(config, compute);
+  }
+
+  step_sums run(const drafter_input& input, bool with_gradient, bool metrics) {
+    DFLASH_CHECK(input.tokens != nullptr, "an input has tokens");
+    const slot_plan slots = plan_slots(*input.tokens, config.block_size, gamma);
+    if (slots.weight_sum == 0) {  // nothing supervised: adds 0 to every sum
+      step_sums none;
+      none.hits_at.assign(static_cast<size_t>(config.block_size), 0);
+      none.supervised_at = none.hits_at;
+      return none;
+    }
+    const pass_plan plan = plan_pass(config, *input.tokens);
+    pass_state state = body->forward(plan, input.taps, frozen.embedding, timer);
+    const head_loss::result result =
+        head.run(state.hidden, slots, input.last_hidden, with_gradient, metrics, timer);
+    if (!with_gradient) return result.sums;
+    if (fresh) zero_norms();
+    body->backward(plan, input.taps, state, result.d_hidden, gradient, fresh, timer);
+    fresh = false;
+    return result.sums;
+  }
+
+  // Matrices are overwritten by the first batch; norms are always added to.
+  void zero_norms() {
+    for (const auto& [name, tensor] : named_tensors(gradient))
+      if (tensor->dim() == 1) tensor->zero_();
+  }
+
+  drafter_config config;
+  double gamma;
+  frozen_parts frozen;
+  head_loss head;
+  at::ScalarType type;
+  at::Tensor flat, flat_gradient, flat_compute;
+  drafter_weights masters, gradient, compute;
+  std::unique_ptr<optimizer> optim_state;
+  std::unique_ptr<drafter_body> body;
+  stage_timer timer;
+  bool fresh = true;  // the gradient buffer holds nothing of this step
+};
+
+drafter_trainer::drafter_trainer(drafter_config config,
+                                 loss_section loss,
+                                 optim_section optim,
+                                 const drafter_weights& masters,
+                                 frozen_parts frozen,
+                                 compute_dtype dtype,
+                                 uint64_t total_steps)
+    : impl_(std::make_unique<implementation>(
+          std::move(config), loss, optim, masters, std::move(frozen), dtype, total_steps)) {}
+
+drafter_trainer::drafter_trainer(drafter_config config,
+                                 loss_section loss,
+                                 optim_section optim,
+                                 const drafter_weights& masters,
+                                 std::shared_ptr<const target> frozen,
+                                 compute_dtype dtype,
+                                 uint64_t total_steps)
+    : drafter_trainer(std::move(config),
+                      std::move(loss),
+                      std::move(optim),
+                      masters,
+                      frozen_parts_of(*frozen),
+                      dtype,
+                      total_steps) {}
+
+drafter_trainer::~drafter_trainer() = default;
+
+step_sums drafter_trainer::accumulate(const drafter_input& input, bool want_metrics) {
+  return impl_->run(input, true, want_metrics);
+}
+
+step_sums drafter_trainer::evaluate(const drafter_input& input) {
+  return impl_->run(input, false, true);
+}
+
+const at::Tensor& drafter_trainer::gradient() {
+  if (impl_->fresh) impl_->flat_gradient.zero_();
+  return impl_->flat_gradient;
+}
+
+void drafter_trainer::clear_gradient() {
+  impl_->fresh = true;
+}
+
+update_report drafter_trainer::apply(const at::Tensor& reduced_gradient,
+                                     double weight_sum,
+                                     uint64_t step) {
+  const drafter_weights views = view_drafter_weights(impl_->config, reduced_gradient);
+  std::vector<at::Tensor> gradients;
+  for (const auto& [name, tensor] : named_tensors(views)) gradients.push_back(*tensor);
+  impl_->timer.reset();
+  const update_report report = impl_->optim_state->apply(gradients, weight_sum, step);
+  impl_->timer.mark("update");
+  clear_gradient();
+  return report;
+}
+
+const drafter_config& drafter_trainer::config() const {
+  return impl_->config;
+}
+const drafter_weights& drafter_trainer::masters() const {
+  return impl_->masters;
+}
+const drafter_weights& drafter_trainer::compute() const {
+  return impl_->compute;
+}
+const at::Tensor& drafter_trainer::flat_masters() const {
+  return impl_->flat;
+}
+optimizer& drafter_trainer::state() {
+  return *impl_->optim_state;
+}
+void drafter_trainer::refresh_compute() {
+  impl_->optim_state->refresh_compute();
+}
+
+std::map<std::string, double> drafter_trainer::take_stage_seconds() {
+  return impl_->timer.take();
+}
+
+std::map<std::string, at::Tensor> drafter_trainer::inspect(const drafter_input& input) {
+  const pass_plan plan = plan_pass(impl_->config, *input.tokens);
+  pass_state s = impl_->body->forward(plan, input.taps, impl_->frozen.embedding, impl_->timer);
+  std::map<std::string, at::Tensor> out{
+      {"ctx_feature", s.context}, {"hidden", s.hidden}, {"logits", impl_->head.logits(s.hidden)}};
+  for (size_t i = 0; i + 1 < s.layers.size(); ++i)
+    out["layer." + std::to_string(i)] = s.layers[i + 1].input;
+  out["layer." + std::to_string(s.layers.size() - 1)] = s.output;
+  return out;
+}
+
+}  // namespace dflash
