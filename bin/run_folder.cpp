@@ -1,0 +1,71 @@
+#include "bin/run_folder.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "config/error.hpp"
+
+namespace dflash {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* lock_name = "lock";
+
+bool holds_a_run(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename() != lock_name) return true;
+  return false;
+}
+
+}  // namespace
+
+run_folder::run_folder(fs::path path, bool resume) : path_(std::move(path)) {
+  std::error_code failure;
+  fs::create_directories(path_, failure);
+  if (failure || !fs::is_directory(path_))
+    throw error("the run folder cannot be made: " +
+                    (failure ? failure.message() : std::string("a file has its name")),
+                "run.dir = " + path_.string(),
+                "choose a folder that can be written");
+  lock_ = file_descriptor(::open((path_ / lock_name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock_)
+    throw error("the run folder cannot be written: " + std::string(std::strerror(errno)),
+                "run.dir = " + path_.string(),
+                "choose a folder that can be written");
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
+    throw error("another process trains in this folder",
+                "run.dir = " + path_.string(),
+                "wait for it, or choose another folder");
+  if (!resume && holds_a_run(path_))
+    throw error("the run folder is not empty",
+                "run.dir = " + path_.string(),
+                "--resume goes on with that run; otherwise choose another folder");
+}
+
+run_folder::~run_folder() {
+  std::error_code ignored;
+  fs::remove(address(), ignored);
+}
+
+network_address parse_address(const std::string& text, const std::string& where) {
+  network_address address;
+  const auto colon = text.rfind(':');
+  if (colon != std::string::npos && colon > 0) {
+    address.host = text.substr(0, colon);
+    const char* end = text.data() + text.size();
+    const auto [stopped, status] = std::from_chars(text.data() + colon + 1, end, address.port);
+    if (status == std::errc() && stopped == end) return address;
+  }
+  throw error("\"" + text + "\" is no address", where, "HOST:PORT, e.g. 127.0.0.1:0");
+}
+
+}  // namespace dflash

@@ -1,0 +1,275 @@
+#include "bin/training_setup.hpp"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "bin/version.hpp"
+#include "config/error.hpp"
+#include "model/schedule.hpp"
+#include "observe/format.hpp"
+
+namespace dflash {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Lanes that this build can run.
+void check_lanes(const std::vector<std::string>& lanes, const std::string& key) {
+  for (const std::string& lane : lanes)
+    if (parse_lane(lane).cuda)
+      throw error("lane " + lane + " needs a GPU, which training does not use yet",
+                  key,
+                  "use lanes cpu:0, cpu:1, ...");
+}
+
+void check_resumed_config(const run_config& config, const checkpoint_scan& scan) {
+  const run_config before = parse_run_config(*scan.newest / "config.toml");
+  const auto keys = differing_keys(before, config, true);
+  if (keys.empty()) return;
+  std::vector<std::string> changes;
+  for (const std::string& key : keys)
+    changes.push_back(
+        fmt::format("{} was {}, is {}", key, value_text(before, key), value_text(config, key)));
+  throw error("a run cannot be resumed with another configuration: " +
+                  fmt::format("{}", fmt::join(changes, "; ")),
+              scan.newest->string(),
+              "restore " + keys.front() + ", or start a new run in another run.dir");
+}
+
+// The newest good checkpoint, with everything odd said aloud.
+checkpoint_scan choose_checkpoint(const fs::path& checkpoints) {
+  checkpoint_scan scan = find_checkpoint(checkpoints);
+  for (const auto& r : scan.refusals) spdlog::warn("checkpoint {} is not used: {}", r.name, r.why);
+  if (!scan.latest_note.empty()) spdlog::warn("{}", scan.latest_note);
+  if (scan.newest) return scan;
+  if (scan.nothing_there) {
+    spdlog::warn("no checkpoint in {} yet: starts from the beginning", checkpoints.string());
+    return scan;
+  }
+  std::string list;
+  for (const auto& r : scan.refusals) list += "\n  " + r.name + ": " + r.why;
+  throw std::runtime_error(
+      "no good checkpoint in " + checkpoints.string() + ":" + list +
+      "\nnothing is started from scratch by itself: restore one of them, or start "
+      "a new run in another run.dir");
+}
+
+// Names all that decides the bytes of kept hidden states.
+std::string fingerprint(const training_setup& s, const batch_source& source) {
+  return fmt::format("{} {} {} {} {:08x} {} threads {}",
+                     s.model->content_hash(),
+                     name_of(s.dtype),
+                     fmt::join(s.drafter.taps, ","),
+                     s.parts.shape.last,
+                     source.documents().checksum(),
+                     source.row_tokens(),
+                     s.parts.target_threads);
+}
+
+void make_trainers(training_setup& s) {
+  const run_config& c = s.config;
+  const drafter_weights start =
+      init_drafter(s.drafter, c.draft.init, *s.model, c.run.seed, c.draft.norm_scale);
+  for (size_t i = 0; i < c.layout.drafters.size(); ++i) {
+    s.parts.trainers.push_back(std::make_shared<drafter_trainer>(
+        s.drafter, c.loss, c.optim, start, s.model, s.dtype, s.parts.plan->total_steps()));
+    if (s.resumed_from.newest)
+      load_checkpoint(*s.resumed_from.newest, s.resumed_from.state, *s.parts.trainers.back());
+  }
+}
+
+void make_targets(training_setup& s) {
+  for (size_t i = 0; i < s.config.layout.targets.size(); ++i)
+    s.parts.targets.push_back(
+        [model = s.model, taps = s.drafter.taps, last = s.parts.shape.last](const batch& b) {
+          target::captured c = model->capture(b.input_ids, b.doc_offsets, taps, last);
+          if (last) c.taps.push_back(std::move(c.last_hidden));
+          return std::move(c.taps);
+        });
+}
+
+// Progress of the checkpoint, compared with what this run is.
+void take_over(training_setup& s) {
+  const checkpoint_state& state = s.resumed_from.state;
+  pipeline_parts& p = s.parts;
+  const std::string& folder = s.resumed_from.newest->string();
+  if (state.target_hash != s.model->content_hash())
+    throw error(fmt::format("the target is another one: content hash {} instead of {}",
+                            s.model->content_hash(),
+                            state.target_hash),
+                folder,
+                "resume with the target that the run began with");
+  if (state.dtype != name_of(s.dtype))
+    throw error(
+        fmt::format(
+            "the run computed in {}, this machine would in {}", state.dtype, name_of(s.dtype)),
+        folder,
+        "set target.dtype = \"" + state.dtype + "\"");
+  const uint64_t total = p.plan->total_steps();
+  const bool fits = state.steps <= total && state.steps > 0 &&
+                    state.next_k == p.plan->step(state.steps - 1).last_k &&
+                    state.total_steps == total;
+  if (!fits)
+    throw error(
+        fmt::format("the data gives another plan: {} steps instead of {}, batch {} at step {}",
+                    total,
+                    state.total_steps,
+                    state.next_k,
+                    state.steps),
+        folder,
+        "resume with the shards that the run began with");
+  p.first_step = p.saved_step = state.steps;
+  p.skipped_steps = state.skipped_steps;
+  p.dropped = state.dropped;
+}
+
+void keep_states(training_setup& s, const fs::path& kept_states) {
+  pipeline_parts& p = s.parts;
+  const bool later_epochs = p.plan->total_batches() > static_cast<uint64_t>(p.source->rows());
+  if (s.config.data.keep_hidden_states == 0 || !later_epochs) return;
+  p.store = std::make_shared<hidden_store>(kept_states,
+                                           p.shape.bytes(),
+                                           p.source->rows(),
+                                           s.config.data.keep_hidden_states,
+                                           fingerprint(s, *p.source));
+  if (p.store->capacity() < p.source->rows())
+    spdlog::warn(
+        "data.keep_hidden_states holds {} of {} rows: the target runs again for the others",
+        p.store->capacity(),
+        p.source->rows());
+}
+
+}  // namespace
+
+training_setup prepare_training(const run_config& config,
+                                const fs::path& checkpoints,
+                                const fs::path& kept_states) {
+  training_setup s;
+  s.config = config;
+  pipeline_parts& p = s.parts;
+  const run_config& c = s.config;
+  check_lanes(c.layout.targets, "layout.targets");
+  check_lanes(c.layout.drafters, "layout.drafters");
+  p.target_threads = c.layout.target_threads;
+  p.drafter_threads = c.layout.drafter_threads;
+  at::set_num_threads(static_cast<int>(p.drafter_threads));
+
+  const target_config target_shape = read_target_config(c.target.path);
+  s.drafter = make_drafter_config(c.draft, target_shape);
+  s.dtype = choose_compute_dtype(c.target.dtype);
+  if (c.run.resume) {
+    s.resumed_from = choose_checkpoint(checkpoints);
+    if (s.resumed_from.newest) check_resumed_config(c, s.resumed_from);
+  }
+  const std::vector<fs::path> shards(c.data.train.begin(), c.data.train.end());
+  p.source = std::make_shared<const batch_source>(
+      read_token_shards(shards, target_shape.vocab), c.data.row_tokens, c.data.anchors, c.run.seed);
+  const auto lanes = [](const auto& list) { return static_cast<int64_t>(list.size()); };
+  p.plan.emplace(p.source->rows(),
+                 c.data.epochs,
+                 lanes(c.layout.drafters),
+                 c.optim.accumulation,
+                 c.optim.steps);
+  check_schedule(c.optim, p.plan->total_steps());
+
+  const auto kl = c.loss.terms.find("kl");
+  p.with_kl = kl != c.loss.terms.end() && kl->second != 0;
+  p.shape.row_tokens = c.data.row_tokens;
+  p.shape.width = target_shape.hidden;
+  p.shape.taps = lanes(s.drafter.taps);
+  p.shape.last = p.with_kl;
+  p.shape.dtype = p.drafter_dtype = scalar_type(s.dtype);
+  p.noise = c.data.noise;
+  p.seed = c.run.seed;
+  p.block_size = s.drafter.block_size;
+  const bool all_slide =
+      std::all_of(s.drafter.sliding.begin(), s.drafter.sliding.end(), [](bool b) { return b; });
+  p.window = all_slide ? s.drafter.sliding_window : 0;
+  const bool keeps = c.data.keep_hidden_states > 0 &&
+                     p.plan->total_batches() > static_cast<uint64_t>(p.source->rows());
+  p.limits = derive_limits(static_cast<uint32_t>(c.layout.targets.size()),
+                           keeps ? 1 : 0,
+                           static_cast<uint32_t>(c.layout.drafters.size()),
+                           p.shape.bytes(),
+                           c.layout.max_in_flight);
+  p.save_every = static_cast<uint64_t>(c.checkpoint.every);
+  p.metrics_every = static_cast<uint64_t>(c.metrics.every);
+  p.profile_interval = static_cast<uint64_t>(c.profile.interval);
+  s.padding_permille = static_cast<int64_t>(p.source->padding_share() * 1000);
+
+  s.model = target::load(c.target.path, s.dtype);
+  if (s.resumed_from.newest) take_over(s);
+  make_trainers(s);
+  make_targets(s);
+  keep_states(s, kept_states);
+  return s;
+}
+
+std::string training_setup::plan_text() const {
+  const pipeline_limits& l = parts.limits;
+  const step_plan& plan = *parts.plan;
+  const auto& o = config.optim;
+  std::string text;
+  const auto line = [&](const std::string& name, const std::string& value) {
+    text += fmt::format("  {:<11} {}\n", name, value);
+  };
+  line("target", fmt::format("{}, {}", config.target.path, name_of(dtype)));
+  line("drafter",
+       fmt::format("{} layers, block of {}, taps {}, {} parameters, from {}",
+                   drafter.layers,
+                   drafter.block_size,
+                   fmt::join(drafter.taps, " "),
+                   count_text(static_cast<double>(drafter_parameter_count(drafter))),
+                   config.draft.init));
+  line("data",
+       fmt::format("{} documents in {} rows of {} tokens ({}.{} % padding), {} anchors each",
+                   parts.source->documents().size(),
+                   parts.source->rows(),
+                   parts.source->row_tokens(),
+                   padding_permille / 10,
+                   padding_permille % 10,
+                   parts.source->anchors()));
+  line("steps",
+       fmt::format("{} of {} batches ({} drafters x {}), {} batches in all{}",
+                   plan.total_steps(),
+                   config.layout.drafters.size() * static_cast<size_t>(o.accumulation),
+                   config.layout.drafters.size(),
+                   o.accumulation,
+                   plan.total_batches(),
+                   parts.first_step > 0 ? fmt::format(", {} done", parts.first_step) : ""));
+  const auto group = static_cast<int64_t>(config.layout.drafters.size()) * o.accumulation;
+  if (parts.source->rows() % group != 0)
+    line("",
+         fmt::format("the last step of each epoch has {} batches, normalised by their own weights",
+                     parts.source->rows() % group));
+  line("layout",
+       fmt::format("{} targets x {} threads, {} drafters x {} threads",
+                   l.targets,
+                   parts.target_threads,
+                   l.drafters,
+                   parts.drafter_threads));
+  line("in flight",
+       fmt::format("at most {}: {} a batch, {} batches per drafter, {} capture slots per {}",
+                   bytes_text(l.total_bytes()),
+                   bytes_text(l.batch_bytes),
+                   l.drafter_batches,
+                   l.capture_slots,
+                   l.readers > 0 ? "target and for the reader" : "target"));
+  if (!l.cost.empty()) line("", "lowered by layout.max_in_flight: " + l.cost);
+  if (parts.store)
+    line("kept",
+         fmt::format("hidden states of {} of {} rows, {} on disk",
+                     parts.store->capacity(),
+                     parts.source->rows(),
+                     bytes_text(static_cast<uint64_t>(parts.store->capacity()) * l.batch_bytes)));
+  return text;
+}
+
+}  // namespace dflash

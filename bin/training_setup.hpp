@@ -1,0 +1,38 @@
+// From a configuration to the parts of a pipeline: everything that can be wrong is found here,
+// cheap checks first, before anything is written.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "actors/pipeline.hpp"
+#include "config/run_config.hpp"
+#include "model/checkpoint.hpp"
+#include "model/compute_dtype.hpp"
+#include "model/drafter_config.hpp"
+#include "model/target.hpp"
+
+namespace dflash {
+
+struct training_setup {
+  run_config config;
+  pipeline_parts parts;
+  std::shared_ptr<const target> model;
+  drafter_config drafter;
+  compute_dtype dtype = compute_dtype::fp32;
+  checkpoint_scan resumed_from;  // newest is empty: a new run
+  int64_t padding_permille = 0;  // of the rows' tokens
+
+  /// What is going to happen, for people.
+  std::string plan_text() const;
+};
+
+/// `checkpoints`: looked at if config.run.resume; `kept_states`: file for hidden states that are
+/// kept. Throws error for the user's mistakes, std::runtime_error if there are only damaged
+/// checkpoints.
+training_setup prepare_training(const run_config& config,
+                                const std::filesystem::path& checkpoints,
+                                const std::filesystem::path& kept_states);
+
+}  // namespace dflash
