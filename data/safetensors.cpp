@@ -194,13 +194,13 @@ void write_safetensors(const std::filesystem::path& path,
   if (!metadata.empty()) {
     header += "\"__metadata__\":{";
     for (const auto& [key, value] : metadata)
-      header += (header.back() == '{' ? "" : ",") + json_string(key) + ":" + json_string(value);
+      header += (header.back() == '{' ? "" : ",") + quoted_json(key) + ":" + quoted_json(value);
     header += "}";
   }
   uint64_t offset = 0;
   for (const st_view* t : order) {
     const st_tensor tensor{t->name, t->dtype, t->shape, offset, offset + t->bytes.size()};
-    header += (header.size() == 1 ? "" : ",") + json_string(t->name) + ":{\"dtype\":\"" +
+    header += (header.size() == 1 ? "" : ",") + quoted_json(t->name) + ":{\"dtype\":\"" +
               std::string(dtype_name(t->dtype)) + "\",\"shape\":" + tensor.shape_text() +
               ",\"data_offsets\":[" + std::to_string(tensor.begin) + "," +
               std::to_string(tensor.end) + "]}";

@@ -245,13 +245,13 @@ void check_layout(const std::vector<st_tensor>& tensors,
 
 }  // namespace
 
-std::string json_string(std::string_view text) {
+std::string quoted_json(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 std::string quoted_name(std::string_view name) {
   constexpr size_t longest = 200;
-  return json_string(name.substr(0, longest)) + (name.size() > longest ? "…" : "");
+  return quoted_json(name.substr(0, longest)) + (name.size() > longest ? "…" : "");
 }
 
 safetensors_header parse_safetensors_header(std::string_view json,

@@ -30,6 +30,6 @@ safetensors_header parse_safetensors_header(std::string_view json,
 std::string quoted_name(std::string_view name);
 
 /// A JSON string of any length; bytes that are not UTF-8 are replaced.
-std::string json_string(std::string_view text);
+std::string quoted_json(std::string_view text);
 
 }  // namespace dflash
