@@ -1,8 +1,9 @@
 #include "bin/drafter_source.hpp"
 
-#include <system_error>
+#include <spdlog/spdlog.h>
 
 #include "config/error.hpp"
+#include "model/checkpoint.hpp"
 
 namespace dflash {
 
@@ -15,9 +16,22 @@ std::filesystem::path find_drafter_folder(const std::filesystem::path& given) {
                 "give a run, checkpoint or z-lab folder, or 'lookup' for prompt lookup");
   if (!fs::is_directory(given))
     throw error("a drafter is a folder, and this is a file", given.string());
-  if (fs::exists(given / "config.json") && fs::exists(given / "model.safetensors")) return given;
-  const auto latest = given / "checkpoints" / "latest";
-  if (fs::is_directory(latest)) return fs::canonical(latest);
+  if (fs::exists(given / "config.json") && fs::exists(given / "model.safetensors")) {
+    // A checkpoint has a list of checksums beside the drafter.
+    const auto why = fs::exists(given / "checksums") ? check_checkpoint(given, true) : "";
+    if (!why.empty())
+      throw error("the checkpoint is damaged: " + why, given.string(), "take the one before it");
+    return given;
+  }
+  if (fs::is_directory(given / "checkpoints")) {
+    const auto found = find_checkpoint(given / "checkpoints");
+    for (const auto& refused : found.refusals)
+      spdlog::warn("{}: {}: passed over", refused.name, refused.why);
+    if (found.newest) return *found.newest;
+    throw error("the run has no good checkpoint",
+                (given / "checkpoints").string(),
+                "let it train up to its first checkpoint");
+  }
   throw error("the folder holds no drafter (config.json and model.safetensors) and no checkpoints",
               given.string(),
               "give a run, checkpoint or z-lab folder");

@@ -1,11 +1,14 @@
 // `dflash export`: a trained drafter as a z-lab folder for other programs.
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 
 #include "bin/commands.hpp"
 #include "bin/drafter_source.hpp"
 #include "config/error.hpp"
+#include "data/safetensors.hpp"
 #include "model/drafter.hpp"
 #include "model/export.hpp"
 
@@ -19,11 +22,28 @@ struct export_options {
   std::string format = "zlab";
 };
 
+// The fp32 masters of a checkpoint, which it holds beside its drafter in the export dtype.
+drafter_weights load_masters(const std::filesystem::path& file, const drafter_config& config) {
+  const auto stored = safetensors_file::open(file);
+  auto weights = make_drafter_weights(config, at::kFloat);
+  for (auto& [name, tensor] : named_tensors(weights)) {
+    const auto& master = stored.at("master." + name);
+    if (master.dtype != st_dtype::f32 || master.shape != tensor->sizes().vec())
+      throw error("a master weight is not fp32 of shape " + c10::str(tensor->sizes()),
+                  file.string() + ", master." + name);
+    std::memcpy(tensor->mutable_data_ptr(), stored.bytes(master).data(), tensor->nbytes());
+  }
+  return weights;
+}
+
 int run_export(const export_options& options) {
   const auto dtype = options.dtype == "fp32" ? at::kFloat : at::kBFloat16;
   const auto folder = find_drafter_folder(options.from);
   drafter_config config;
-  const auto weights = load_drafter(folder, config);
+  auto weights = load_drafter(folder, config);
+  const auto masters = folder / "trainer_state.safetensors";
+  if (dtype == at::kFloat && std::filesystem::exists(masters))
+    weights = load_masters(masters, config);
   write_zlab_folder(options.out, config, weights, dtype, read_zlab_extras(folder));
   std::printf("%s: %lld layers, block size %lld, %zu taps, %s, from %s\n",
               options.out.c_str(),

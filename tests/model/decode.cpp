@@ -12,8 +12,8 @@
 namespace dflash {
 namespace {
 
-using test::scripted_proposer;
-using test::tiny_prompt;
+using decode_test::scripted_proposer;
+using decode_test::tiny_prompt;
 using prompt_list = std::vector<std::vector<int32_t>>;
 
 std::vector<decoded> run(const target& model,
@@ -40,7 +40,7 @@ nlohmann::json decode_limits() {
 }
 
 TEST_CASE("plain decoding follows the target token by token", "[decode]") {
-  const auto model = test::tiny_target();
+  const auto model = decode_test::tiny_target();
   const auto prompt = tiny_prompt(9);
   const auto answer = run(*model, {prompt}, nullptr, 12).front();
   REQUIRE(answer.tokens.size() == 12);
@@ -60,7 +60,7 @@ TEST_CASE("plain decoding follows the target token by token", "[decode]") {
 }
 
 TEST_CASE("case 29: limits of length, alone and in batches, equal to plain decoding", "[decode]") {
-  const auto model = test::tiny_target();
+  const auto model = decode_test::tiny_target();
   const auto limits = decode_limits();
   const int64_t most = limits["max_new_tokens"];
   prompt_list prompts;
@@ -84,9 +84,9 @@ TEST_CASE("case 29: limits of length, alone and in batches, equal to plain decod
   // 63 sequences at once: the same prompts over and over.
   prompt_list many;
   while (many.size() < 63) many.push_back(prompts[many.size() % prompts.size()]);
-  const auto config = test::tiny_drafter_config(limits["block_size"]);
+  const auto config = decode_test::tiny_drafter_config(limits["block_size"]);
   drafter_proposer drafts{
-      std::make_shared<const draft_model>(config, test::tiny_drafter(config), model)};
+      std::make_shared<const draft_model>(config, decode_test::tiny_drafter(config), model)};
   lookup_proposer lookup;
   prompt_list texts;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -106,14 +106,14 @@ TEST_CASE("case 29: limits of length, alone and in batches, equal to plain decod
 }
 
 TEST_CASE("speculative output equals plain output for every block size", "[decode]") {
-  const auto model = test::tiny_target();
+  const auto model = decode_test::tiny_target();
   const prompt_list prompts{
       tiny_prompt(1), tiny_prompt(7, 1), tiny_prompt(20, 2), tiny_prompt(3, 3)};
   const auto plain = tokens_of(run(*model, prompts, nullptr, 30));
   for (int64_t block = 2; block <= 16; ++block) {
-    const auto config = test::tiny_drafter_config(block, block % 3 == 0);
+    const auto config = decode_test::tiny_drafter_config(block, block % 3 == 0);
     drafter_proposer drafts{
-        std::make_shared<const draft_model>(config, test::tiny_drafter(config), model)};
+        std::make_shared<const draft_model>(config, decode_test::tiny_drafter(config), model)};
     for (const int64_t slots : {1, 2, 4}) {
       INFO("block " << block << ", slots " << slots);
       CHECK(tokens_of(run(*model, prompts, &drafts, 30, slots)) == plain);
@@ -122,7 +122,7 @@ TEST_CASE("speculative output equals plain output for every block size", "[decod
 }
 
 TEST_CASE("passes, committed and accepted counts of a drafter with known mistakes", "[decode]") {
-  const auto model = test::tiny_target();
+  const auto model = decode_test::tiny_target();
   const prompt_list prompts{tiny_prompt(6)};
   const auto plain = run(*model, prompts, nullptr, 21).front();
   auto text = prompts.front();
@@ -164,7 +164,7 @@ TEST_CASE("passes, committed and accepted counts of a drafter with known mistake
 }
 
 TEST_CASE("end-of-text ends the answer inside a block", "[decode]") {
-  const auto any = test::tiny_target();
+  const auto any = decode_test::tiny_target();
   const prompt_list prompts{tiny_prompt(11)};
   const auto full = run(*any, prompts, nullptr, 30).front().tokens;
   // The token that first appears at least 4 places into the answer becomes end-of-text.
@@ -172,7 +172,7 @@ TEST_CASE("end-of-text ends the answer inside a block", "[decode]") {
   while (std::find(full.begin(), full.begin() + static_cast<std::ptrdiff_t>(place), full[place]) !=
          full.begin() + static_cast<std::ptrdiff_t>(place))
     ++place;
-  const auto model = test::tiny_target(compute_dtype::fp32, full[place]);
+  const auto model = decode_test::tiny_target(compute_dtype::fp32, full[place]);
   const auto plain = run(*model, prompts, nullptr, 30).front();
   CHECK(plain.stop == stop_reason::end_of_text);
   REQUIRE(plain.tokens.size() == place + 1);
@@ -187,7 +187,7 @@ TEST_CASE("end-of-text ends the answer inside a block", "[decode]") {
 }
 
 TEST_CASE("kept taps are those of one capture over prompt and answer", "[decode]") {
-  const auto model = test::tiny_target();
+  const auto model = decode_test::tiny_target();
   const prompt_list prompts{tiny_prompt(5), tiny_prompt(17, 1)};
   const std::vector<std::span<const int32_t>> views{prompts.begin(), prompts.end()};
   decode_options options;
@@ -208,7 +208,7 @@ TEST_CASE("kept taps are those of one capture over prompt and answer", "[decode]
 }
 
 TEST_CASE("an empty prompt is refused", "[decode]") {
-  const auto model = test::tiny_target();
+  const auto model = decode_test::tiny_target();
   CHECK_THROWS_AS(run(*model, {{}}, nullptr, 4), error);
 }
 

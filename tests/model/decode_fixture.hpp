@@ -1,11 +1,11 @@
 // A tiny random target and drafter on disk and in memory, for tests of decoding, walk and export.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
-#include <unistd.h>
-#include <atomic>
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -21,29 +21,11 @@
 #include "model/drafter_config.hpp"
 #include "model/proposer.hpp"
 #include "model/target.hpp"
+#include "tests/model/tiny_llama.hpp"
 
-namespace dflash::test {
+namespace dflash::decode_test {
 
-/// Removed with all that is in it.
-class scratch_folder {
-public:
-  scratch_folder() {
-    static std::atomic<int> next{0};
-    path_ = std::filesystem::temp_directory_path() /
-            ("dflash-decode-" + std::to_string(::getpid()) + "-" + std::to_string(next++));
-    std::filesystem::create_directories(path_);
-  }
-  ~scratch_folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  scratch_folder(const scratch_folder&) = delete;
-  scratch_folder& operator=(const scratch_folder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
-private:
-  std::filesystem::path path_;
-};
+using test::scratch_folder;
 
 /// Uniform in ±scale, keyed by name.
 inline std::vector<float> random_values(const std::string& name, int64_t count, float scale) {
@@ -105,6 +87,8 @@ inline void write_tiny_target(const std::filesystem::path& folder, int64_t eos =
 
 inline std::shared_ptr<const target> tiny_target(compute_dtype dtype = compute_dtype::fp32,
                                                  int64_t eos = -1) {
+  // Products this small gain nothing from threads, and lose much on a busy machine.
+  at::set_num_threads(1);
   const scratch_folder folder;
   write_tiny_target(folder.path(), eos);
   return target::load(folder.path(), dtype);
@@ -197,4 +181,4 @@ private:
   std::vector<std::vector<int32_t>> committed_;  // [slot]
 };
 
-}  // namespace dflash::test
+}  // namespace dflash::decode_test

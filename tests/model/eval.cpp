@@ -9,7 +9,7 @@
 namespace dflash {
 namespace {
 
-using test::tiny_prompt;
+using decode_test::tiny_prompt;
 
 token_documents tiny_prompts() {
   token_documents prompts;
@@ -45,15 +45,15 @@ void check_walk_equals_decoding(const target& model, proposer& drafts, int64_t n
 TEST_CASE("walking answers counts what decoding them counts", "[eval]") {
   // With an end-of-text id that turns up in answers, and prompts close to the position limit.
   const int64_t eos = GENERATE(-1, 4);
-  const auto model = test::tiny_target(compute_dtype::fp32, eos);
+  const auto model = decode_test::tiny_target(compute_dtype::fp32, eos);
   SECTION("prompt lookup") {
     lookup_proposer lookup;
     check_walk_equals_decoding(*model, lookup, 40);
   }
   SECTION("a drafter") {
-    const auto config = test::tiny_drafter_config(6, true);
+    const auto config = decode_test::tiny_drafter_config(6, true);
     drafter_proposer drafts{
-        std::make_shared<const draft_model>(config, test::tiny_drafter(config), model)};
+        std::make_shared<const draft_model>(config, decode_test::tiny_drafter(config), model)};
     check_walk_equals_decoding(*model, drafts, 40);
   }
   SECTION("a drafter that is right three times in four") {
@@ -61,7 +61,7 @@ TEST_CASE("walking answers counts what decoding them counts", "[eval]") {
     const auto items = make_walk_items(*model, prompts, 0, prompts.size(), {}, {});
     std::vector<std::vector<int32_t>> texts;
     for (const auto& item : items) texts.push_back(item.tokens);
-    test::scripted_proposer drafts{texts, 5, 4};
+    decode_test::scripted_proposer drafts{texts, 5, 4};
     check_walk_equals_decoding(*model, drafts, 40);
   }
 }
@@ -69,7 +69,7 @@ TEST_CASE("walking answers counts what decoding them counts", "[eval]") {
 TEST_CASE("accept_len takes every position of an answer as anchor", "[eval]") {
   // Answer 10 11 12 13 14; drafts right but for position 12 of the text (id 12, spoilt).
   walk_item item{.tokens = {1, 2, 10, 11, 12, 13, 14}, .prompt_tokens = 2, .limit = 40, .taps = {}};
-  test::scripted_proposer drafts{{item.tokens}, 3, 4};  // spoils index 4 of the text
+  decode_test::scripted_proposer drafts{{item.tokens}, 3, 4};  // spoils index 4 of the text
   const auto report = walk_answers(drafts, {&item, 1});
   // Anchors 10, 11, 12, 13 have 1, 0, 2, 1 leading matches.
   CHECK(report.anchors == 4);

@@ -19,11 +19,11 @@ nlohmann::json config_of(const std::filesystem::path& folder) {
 }
 
 TEST_CASE("an exported drafter is read back bit for bit", "[export]") {
-  const test::scratch_folder scratch;
-  auto config = test::tiny_drafter_config(5, true);
+  const decode_test::scratch_folder scratch;
+  auto config = decode_test::tiny_drafter_config(5, true);
   if (GENERATE(false, true)) config.causal = false;
   const auto dtype = GENERATE(at::kBFloat16, at::kFloat);
-  const auto weights = test::tiny_drafter(config);
+  const auto weights = decode_test::tiny_drafter(config);
   const auto out = scratch.path() / "drafter";
   write_zlab_folder(
       out, config, weights, dtype, {.bos = 1, .eos = {2}, .pad = 2, .target_hash = "h"});
@@ -55,7 +55,7 @@ TEST_CASE("an exported drafter is read back bit for bit", "[export]") {
 }
 
 TEST_CASE("config.json has the keys of z-lab's files", "[export]") {
-  const auto text = zlab_config_json(test::tiny_drafter_config(5), at::kBFloat16, {});
+  const auto text = zlab_config_json(decode_test::tiny_drafter_config(5), at::kBFloat16, {});
   const auto config = nlohmann::json::parse(text);
   CHECK(config["architectures"] == nlohmann::json{"DFlashDraftModel"});
   CHECK(config["auto_map"]["AutoModel"] == "dflash.DFlashDraftModel");
@@ -64,7 +64,7 @@ TEST_CASE("config.json has the keys of z-lab's files", "[export]") {
   CHECK(config["head_dim"] == 8);
   CHECK(config["num_target_layers"] == 4);
   CHECK(config["block_size"] == 5);
-  CHECK(config["dflash_config"]["mask_token_id"] == test::tiny_mask_id);
+  CHECK(config["dflash_config"]["mask_token_id"] == decode_test::tiny_mask_id);
   CHECK(config["dflash_config"]["target_layer_ids"] == nlohmann::json{1, 2});
   CHECK(config["layer_types"] == nlohmann::json{"full_attention", "full_attention"});
   CHECK(config["sliding_window"].is_null());
@@ -77,9 +77,9 @@ TEST_CASE("config.json has the keys of z-lab's files", "[export]") {
 }
 
 TEST_CASE("an export replaces an export and nothing else", "[export]") {
-  const test::scratch_folder scratch;
-  const auto config = test::tiny_drafter_config(4);
-  const auto weights = test::tiny_drafter(config);
+  const decode_test::scratch_folder scratch;
+  const auto config = decode_test::tiny_drafter_config(4);
+  const auto weights = decode_test::tiny_drafter(config);
   const auto out = scratch.path() / "new" / "drafter";
   write_zlab_folder(out, config, weights);
   auto other = config;
@@ -97,8 +97,8 @@ TEST_CASE("an export replaces an export and nothing else", "[export]") {
 }
 
 TEST_CASE("weights that are not finite are not exported", "[export]") {
-  const test::scratch_folder scratch;
-  const auto config = test::tiny_drafter_config(4);
+  const decode_test::scratch_folder scratch;
+  const auto config = decode_test::tiny_drafter_config(4);
   const auto weights = make_drafter_weights(config, at::kFloat);  // NaN everywhere
   CHECK_THROWS_AS(write_zlab_folder(scratch.path() / "d", config, weights), error);
   CHECK(std::filesystem::is_empty(scratch.path()));

@@ -74,8 +74,8 @@ TEST_CASE("a difference is a tie up to four times what rounding does", "[output_
 }
 
 TEST_CASE("outputs are compared up to their first difference", "[output_check]") {
-  const auto model = test::tiny_target();
-  const auto prompt = test::tiny_prompt(8);
+  const auto model = decode_test::tiny_target();
+  const auto prompt = decode_test::tiny_prompt(8);
   const std::vector<int32_t> plain{1, 2, 3, 4, 5, 6};
   CHECK_FALSE(compare_outputs(*model, prompt, plain, plain, 4).has_value());
   auto other = plain;
