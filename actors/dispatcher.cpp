@@ -13,6 +13,7 @@ using self_ptr = metered_ptr<dispatcher_actor, dispatcher_state>;
 // After any news: hand out what can be handed out, let the loader go on.
 void hand_out(self_ptr self) {
   dispatcher_state& s = self->state;
+  if (!s.links) return;  // a drafter's grant may overtake start_run
   for (capture_job& job : s.book->take_jobs()) {
     if (job.lane < s.links->targets.size())
       self->send(s.links->targets[job.lane], std::move(job));

@@ -16,7 +16,7 @@ using self_ptr = metered_ptr<loader_actor, loader_state>;
 void go_on(self_ptr self) {
   loader_state& s = self->state;
   const bool work = !s.again.empty() || (s.credit > 0 && s.next_k < s.options.end_k);
-  if (work && !s.stepping) {
+  if (work && s.links && !s.stepping) {  // the dispatcher's credit may overtake start_run
     s.stepping = true;
     self->send(self, next_atom_v);
   }
