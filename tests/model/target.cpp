@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstring>
 
 #include "tests/model/tiny_llama.hpp"
 
@@ -81,6 +82,30 @@ TEST_CASE("capture without the last hidden state stops after the last tap", "[ta
   const auto some = f.fp32->capture(ids, offsets, taps, false);
   CHECK_FALSE(some.last_hidden.defined());
   CHECK(at::equal(some.taps[0], f.fp32->capture(ids, offsets, taps, true).taps[0]));
+}
+
+TEST_CASE("a folder that transformers saved gives what transformers computes", "[target]") {
+  const std::filesystem::path folder = std::filesystem::path(DFLASH_TEST_DATA) / "tiny_llama";
+  const auto expected = safetensors_file::open(folder / "expected.safetensors");
+  const auto values = [&](const std::string& name) {
+    const auto bytes = expected.bytes(expected.at(name));
+    std::vector<float> out(bytes.size() / sizeof(float));
+    std::memcpy(out.data(), bytes.data(), bytes.size());
+    return std::vector<double>(out.begin(), out.end());
+  };
+  const auto stored = expected.bytes(expected.at("ids"));
+  std::vector<int32_t> ids(stored.size() / sizeof(int32_t));
+  std::memcpy(ids.data(), stored.data(), stored.size());
+  const std::vector<int32_t> offsets = {0, static_cast<int32_t>(ids.size())};
+  const std::vector<int> taps = {0, 1, 2, 3};
+  const auto fp32 = target::load(folder, compute_dtype::fp32);
+  const auto got = fp32->capture(ids, offsets, taps, true);
+  for (const int tap : taps)
+    CHECK(difference(got.taps[tap], values("after_layer_" + std::to_string(tap))) < 1e-5);
+  CHECK(difference(fp32->logits(got.last_hidden), values("logits")) < 1e-5);
+  const auto bf16 = target::load(folder, compute_dtype::bf16);
+  const auto rough = bf16->capture(ids, offsets, {}, true);
+  CHECK(difference(bf16->logits(rough.last_hidden), values("logits")) < 2 * bf16_bound);
 }
 
 TEST_CASE("packed documents see themselves only and count positions from 0", "[target]") {
