@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <stdexcept>
 #include <string>
 
 #include "bin/commands.hpp"
@@ -81,7 +82,10 @@ int run(int argc, char** argv) {
     return 0;
   }
   dflash::set_up_log({.level = level});
-  return action();
+  const int code = action();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw std::runtime_error("cannot write to the standard output");
+  return code;
 }
 
 }  // namespace

@@ -124,6 +124,12 @@ class ConfigTest(unittest.TestCase):
         self.assertIn("did you mean draft.layers?", self.refused("config", "--draft.layer=3"))
         self.assertIn("whole number", self.refused("config", "--draft.layers=three"))
 
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([DFLASH, "config"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stderr, "error: cannot write to the standard output\n")
+
     def test_unknown_command_and_option(self):
         self.assertIn("nope", self.refused("nope"))
         self.assertIn("--nope", self.refused("--nope"))
