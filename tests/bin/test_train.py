@@ -77,7 +77,7 @@ class Train(ProgramTest):
     def test_wrong_configuration_names_key_and_line(self):
         self.write("bad.toml", "[run]\ndir = 'x'\n[optim]\nlearning = 3\n")
         self.refused(*self.train(config="bad.toml"), names=["bad.toml:4", "learning"])
-        self.refused(*self.train("--draft.mask_token_id=5000"), names=["mask_token_id", str(VOCAB)])
+        self.refused(*self.train("--draft.mask_token_id=5000"), names=["mask_token_id", str(VOCAB - 1)])
         self.refused(*self.train("--draft.taps=[0, 9]"), names=["taps"])
         self.refused(*self.train("--data.row_tokens=16"), names=["train.safetensors", "16"])
         self.refused(*self.train("--run.dir=/proc/none"), names=["run.dir"])
