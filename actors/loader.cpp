@@ -15,6 +15,7 @@ using self_ptr = metered_ptr<loader_actor, loader_state>;
 
 void go_on(self_ptr self) {
   loader_state& s = self->state;
+  if (!s.links) return;  // credit may overtake the start
   const bool work = !s.again.empty() || (s.credit > 0 && s.next_k < s.options.end_k);
   if (work && s.links && !s.stepping) {  // the dispatcher's credit may overtake start_run
     s.stepping = true;

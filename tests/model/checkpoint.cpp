@@ -1,0 +1,175 @@
+#include "model/checkpoint.hpp"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones_like.h>
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "config/error.hpp"
+#include "data/files.hpp"
+#include "tests/model/decode_fixture.hpp"
+
+using namespace dflash;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::unique_ptr<drafter_trainer> trainer(const char* optimizer = "muon") {
+  static const auto shared = decode_test::tiny_target();
+  const auto config = decode_test::tiny_drafter_config(4);
+  optim_section optim;
+  optim.name = optimizer;
+  return std::make_unique<drafter_trainer>(config,
+                                           loss_section{},
+                                           optim,
+                                           decode_test::tiny_drafter(config),
+                                           shared,
+                                           compute_dtype::fp32,
+                                           2000);
+}
+
+// Weights and moments that differ from the initial ones.
+void update(drafter_trainer& t) {
+  t.apply(at::ones_like(t.gradient()), 2.0, 0);
+}
+
+void save(const fs::path& folder, drafter_trainer& t, uint64_t steps, int64_t keep = 9) {
+  checkpoint_state state;
+  state.steps = steps;
+  state.next_k = 4 * steps;
+  state.dropped = {3};
+  save_checkpoint(folder, state, t, {"[run]\n", at::kBFloat16, {}, keep});
+}
+
+void copy(const fs::path& from, const fs::path& to) {
+  fs::copy(from, to, fs::copy_options::recursive);
+}
+
+void flip_last_byte(const fs::path& file) {
+  std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
+  f.seekg(-1, std::ios::end);
+  const int byte = f.get();
+  f.seekp(-1, std::ios::end);
+  f.put(static_cast<char>(byte ^ 1));
+}
+
+std::vector<std::string> names(const checkpoint_scan& scan) {
+  std::vector<std::string> all;
+  for (const auto& r : scan.refusals) all.push_back(r.name);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint brings back weights, moments and counts") {
+  const test::scratch_folder folder;
+  const auto a = trainer();
+  update(*a);
+  save(folder.path(), *a, 7);
+  const auto scan = find_checkpoint(folder.path());
+  REQUIRE(scan.newest);
+  CHECK(scan.refusals.empty());
+  CHECK(scan.state.steps == 7);
+  CHECK(scan.state.updates == 1);
+  CHECK(scan.state.dropped == std::vector<uint64_t>{3});
+  CHECK(fs::read_symlink(folder.path() / "latest") == "step-7");
+  CHECK(fs::exists(*scan.newest / "model.safetensors"));
+
+  const auto b = trainer();
+  load_checkpoint(*scan.newest, scan.state, *b);
+  CHECK(at::equal(a->flat_masters(), b->flat_masters()));
+  const auto moments = a->state().state();
+  const auto loaded = b->state().state();
+  REQUIRE(moments.size() == loaded.size());
+  for (size_t i = 0; i < moments.size(); ++i) CHECK(at::equal(moments[i].second, loaded[i].second));
+  update(*a);
+  update(*b);
+  CHECK(at::equal(a->flat_masters(), b->flat_masters()));
+
+  SECTION("another optimizer's moments are refused by name") {
+    const auto other = trainer("adamw");
+    CHECK_THROWS_AS(load_checkpoint(*scan.newest, scan.state, *other), error);
+  }
+}
+
+TEST_CASE("the newest good checkpoint is chosen by number and check, the others are named") {
+  const test::scratch_folder holder;
+  const fs::path folder = holder.path();
+  const auto t = trainer();
+  save(folder, *t, 999);
+  update(*t);
+  save(folder, *t, 1000);
+  const fs::path good = folder / "step-1000";
+  fs::create_directory(folder / "step-1001");
+  copy(good, folder / "step-1002");
+  fs::resize_file(folder / "step-1002/model.safetensors",
+                  fs::file_size(good / "model.safetensors") - 1);
+  copy(good, folder / "step-1003");
+  fs::resize_file(folder / "step-1003/state.json", 0);
+  copy(good, folder / "step-1004");
+  flip_last_byte(folder / "step-1004/trainer_state.safetensors");
+  copy(good, folder / "step-1005.tmp");
+  copy(folder / "step-999", folder / "step-0900000");
+  copy(good, folder / "handpicked");
+  write_file_atomically(folder / "step-1006", "x");
+  copy(good, folder / "step-1007");
+  fs::resize_file(folder / "step-1007/model.safetensors", 0);
+  fs::remove(folder / "latest");
+  fs::create_directory_symlink("step-2000", folder / "latest");
+
+  const auto scan = find_checkpoint(folder);
+  REQUIRE(scan.newest);
+  CHECK(scan.newest->filename() == "step-1000");
+  CHECK(names(scan) == std::vector<std::string>{"step-0900000",
+                                                "step-1001",
+                                                "step-1002",
+                                                "step-1003",
+                                                "step-1004",
+                                                "step-1005.tmp",
+                                                "step-1006",
+                                                "step-1007"});
+  CHECK_THAT(scan.latest_note, Catch::Contains("step-2000"));
+
+  SECTION("a later damage in the good one falls back to the one before") {
+    flip_last_byte(good / "trainer_state.safetensors");
+    const auto before = find_checkpoint(folder);
+    REQUIRE(before.newest);
+    CHECK(before.newest->filename() == "step-999");
+  }
+  SECTION("without a good one nothing is chosen") {
+    fs::remove_all(good);
+    fs::remove_all(folder / "step-999");
+    const auto none = find_checkpoint(folder);
+    CHECK_FALSE(none.newest);
+    CHECK_FALSE(none.nothing_there);
+  }
+  SECTION("keeping two neither counts nor removes damaged ones") {
+    save(folder, *t, 1010, 2);
+    CHECK(fs::exists(good));
+    CHECK_FALSE(fs::exists(folder / "step-999"));
+    CHECK(fs::exists(folder / "step-1004"));
+    CHECK(find_checkpoint(folder).newest->filename() == "step-1010");
+  }
+}
+
+TEST_CASE("an empty or missing folder of checkpoints is no damage") {
+  const test::scratch_folder folder;
+  CHECK(find_checkpoint(folder.path()).nothing_there);
+  CHECK(find_checkpoint(folder.path() / "none").nothing_there);
+}
+
+TEST_CASE("a save that fails leaves older checkpoints and no trace") {
+  const test::scratch_folder holder;
+  const auto t = trainer();
+  save(holder.path(), *t, 1);
+  fs::create_directory(holder.path() / "step-2.tmp");
+  const auto bad = trainer();
+  bad->flat_masters().fill_(std::numeric_limits<float>::quiet_NaN());  // the export refuses NaN
+  CHECK_THROWS(save(holder.path(), *bad, 2));
+  CHECK_FALSE(fs::exists(holder.path() / "step-2"));
+  CHECK_FALSE(fs::exists(holder.path() / "step-2.tmp"));
+  CHECK(find_checkpoint(holder.path()).newest->filename() == "step-1");
+}
