@@ -24,7 +24,10 @@ int run(const arguments& given) {
       folder.load("model.embed_tokens.weight", {config.vocab, config.hidden}, at::kBFloat16);
   const at::Tensor final_norm = folder.load("model.norm.weight", {config.hidden}, at::kFloat);
 
-  // From here on everything counts: packed head, masters, moments, gradient.
+  frozen_parts frozen{embedding, packed_linear(embedding), final_norm, config.rms_eps};
+
+  // Loaded on both sides: inputs, frozen parts, drafter. From here on everything counts: masters,
+  // moments, gradient.
   const peak_memory peak;
   optim_section optim;
   optim.lr = 6e-4;
@@ -34,13 +37,8 @@ int run(const arguments& given) {
   optim.warmup = {.share = 0, .steps = 0};
   loss_section loss;  // ce, gamma 7
   drafter_trainer trainer(
-      config,
-      loss,
-      optim,
-      start,
-      frozen_parts{embedding, packed_linear(embedding), final_norm, config.rms_eps},
-      compute_dtype::bf16,
-      rows.size());
+      config, loss, optim, start, std::move(frozen), compute_dtype::bf16, rows.size());
+  start = {};  // the masters have taken its place
   std::vector<double> forward_backward, update, step;
   std::map<std::string, double> stages;
   nlohmann::json out;
