@@ -13,7 +13,7 @@ except ImportError:
 
 from tests.tools.fixture import SMOL, FolderTest
 
-DUMP = os.path.join(os.path.dirname(os.environ.get("DFLASH_BIN", "build/bin/dflash")), "../tests/peers_target_dump")
+DUMP = os.path.join(os.path.dirname(os.environ.get("DFLASH_BIN", "build/dflash")), "tests/peers_target_dump")
 TEXTS = [
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(n - 2)\n" * 3,
     "The sky is blue because air scatters short waves more than long ones; 1234567890 photons can't be wrong.",

@@ -18,7 +18,7 @@ except ImportError:
 
 from tests.tools.fixture import DEPS, SMOL, FolderTest
 
-BIN = os.environ.get("DFLASH_BIN", "build/bin/dflash")
+BIN = os.environ.get("DFLASH_BIN", "build/dflash")
 DRAFTERS = [os.environ.get("DFLASH_DRAFTER", ""), "runs/quickstart/drafter", "runs/quickstart-smoke/drafter"]
 PROMPTS, NEW_TOKENS = 12, 128
 
