@@ -54,6 +54,16 @@ void send_go(self_ptr self) {
     self->send(drafter, step_go{s.book->steps()});
 }
 
+void on_reduced(self_ptr self, const step_reduced& m) {
+  coordinator_state& s = self->state;
+  // Batches that were in flight at a stop may fill another step: it never goes.
+  if (s.book->finished() || !s.book->reduced(m)) return;
+  if (s.flushing)
+    s.go_pending = true;
+  else
+    send_go(self);
+}
+
 void send_save(self_ptr self, const save_request& request) {
   coordinator_state& s = self->state;
   s.flushing = false;
@@ -187,14 +197,7 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
         return {
             [=](const start_run& m) { on_start(self, m); },
             [=](const stop_request&) { on_stop(self); },
-            [=](const step_reduced& m) {
-              coordinator_state& state = self->state;
-              if (!state.book->reduced(m)) return;
-              if (state.flushing)
-                state.go_pending = true;
-              else
-                send_go(self);
-            },
+            [=](const step_reduced& m) { on_reduced(self, m); },
             [=](const step_committed& m) { on_committed(self, m); },
             [=](const batch_dropped& m) { self->state.book->dropped(m.k); },
             [=](const save_done& m) { on_saved(self, m); },

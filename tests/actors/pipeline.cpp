@@ -199,13 +199,14 @@ TEST_CASE("10 steps and 10 resumed ones equal 20, weights and metrics") {
   training first({.drafters = 2, .noise = 0.1, .save_every = 10}, parts.path());
   std::atomic<int> captures{0};
   first.parts().targets[0] = [&, capture = first.capture()](const batch& b) {
-    if (++captures == 26) throw std::runtime_error("a fault after step 10");
+    if (++captures == 36)  // at most six batches ahead of the training
+      throw std::runtime_error("a fault after step 14");
     return capture(b);
   };
   const auto failed = first.run();
   CHECK(failed.outcome.status == run_status::failed);
   CHECK(failed.outcome.saved_step == 10);
-  CHECK(failed.outcome.reason == "target_forward 0: a fault after step 10");
+  CHECK(failed.outcome.reason == "target_forward 0: a fault after step 14");
 
   training second({.targets = 2, .drafters = 2, .noise = 0.1, .save_every = 10}, parts.path());
   second.resume();
