@@ -38,8 +38,9 @@ const c10::TypedOperatorHandle<linear_signature>& linear_operator() {
   return op;
 }
 
-// oneDNN picks the blocked layout for a number of rows. Measured on avx512_bf16: the layout is the
-// same for every hint, so one packing serves prefill and decoding alike.
+// The number of rows that oneDNN is told to pack for. Measured on avx512_bf16 with hints of 1, 64
+// and 1024: 1 to 1024 rows take the same time whatever the hint, so one packing serves prefill and
+// decoding alike.
 constexpr int64_t rows_hint = 64;
 
 }  // namespace

@@ -42,6 +42,22 @@ struct target::pass {
   std::vector<attention_span> spans;  // keys and values are set for each layer
 };
 
+std::vector<float> target::rope_rows(std::span<const int32_t> positions) const {
+  const int64_t half = config_.head_dim / 2;
+  std::vector<float> rope(positions.size() * config_.head_dim);
+  float* angles = rope.data();
+  for (const auto position : positions) {
+    for (int64_t j = 0; j < half; ++j) {
+      // The product is rounded to fp32, as transformers does.
+      const float angle = static_cast<float>(position) * inverse_frequencies_[j];
+      angles[j] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      angles[half + j] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    }
+    angles += config_.head_dim;
+  }
+  return rope;
+}
+
 target::pass target::begin(std::span<const int32_t> ids, std::span<const int32_t> positions) const {
   pass p;
   const auto n = static_cast<int64_t>(ids.size());
@@ -49,20 +65,15 @@ target::pass target::begin(std::span<const int32_t> ids, std::span<const int32_t
   const auto row_bytes = static_cast<size_t>(config_.hidden) * embedding_.element_size();
   const auto* table = static_cast<const std::byte*>(embedding_.const_data_ptr());
   auto* rows = static_cast<std::byte*>(p.residual.mutable_data_ptr());
-  const int64_t half = config_.head_dim / 2;
-  p.rope.resize(n * config_.head_dim);
-  for (int64_t i = 0; i < n; ++i) {
-    DFLASH_CHECK(ids[i] >= 0 && ids[i] < config_.vocab, "token id", ids[i], config_.vocab);
+  for (int64_t i = 0; i < n; ++i)
     std::memcpy(rows + i * row_bytes, table + ids[i] * row_bytes, row_bytes);
-    float* angles = p.rope.data() + i * config_.head_dim;
-    for (int64_t j = 0; j < half; ++j) {
-      // The product is rounded to fp32, as transformers does.
-      const float angle = static_cast<float>(positions[i]) * inverse_frequencies_[j];
-      angles[j] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      angles[half + j] = static_cast<float>(std::sin(static_cast<double>(angle)));
-    }
-  }
+  p.rope = rope_rows(positions);
   return p;
+}
+
+void target::check_ids(std::span<const int32_t> ids) const {
+  for (const auto id : ids)
+    DFLASH_CHECK(id >= 0 && id < config_.vocab, "token id", id, config_.vocab);
 }
 
 // Runs `layers` layers; set_memory(layer, spans) points the spans at that layer's keys and values.
@@ -122,11 +133,14 @@ target::captured target::capture(std::span<const int32_t> ids,
     DFLASH_CHECK(tap >= 0 && tap < config_.layers, "tap outside of the target", tap);
     layers = std::max<int64_t>(layers, tap + 1);
   }
+  check_ids(ids);
+  for (size_t d = 0; d + 1 < doc_offsets.size(); ++d)
+    DFLASH_CHECK(doc_offsets[d] <= doc_offsets[d + 1], "document offsets rise", d);
+  if (!embedding_.device().is_cpu()) return capture_reference(ids, doc_offsets, taps, want_last);
   std::vector<int32_t> positions(ids.size());
   std::vector<int64_t> first_block = {0};
   for (size_t d = 0; d + 1 < doc_offsets.size(); ++d) {
     const int64_t length = doc_offsets[d + 1] - doc_offsets[d];
-    DFLASH_CHECK(length >= 0, "document offsets rise", doc_offsets[d], doc_offsets[d + 1]);
     for (int64_t i = 0; i < length; ++i) positions[doc_offsets[d] + i] = static_cast<int32_t>(i);
     first_block.push_back(first_block.back() + kernel::blocks_for(length));
   }
@@ -184,6 +198,8 @@ target::cached target::forward(kv_cache& cache,
   }
   for (const int tap : taps)
     DFLASH_CHECK(tap >= 0 && tap < config_.layers, "tap outside of the target", tap);
+  check_ids(ids);
+  DFLASH_CHECK(embedding_.device().is_cpu(), "the cached forward runs on the CPU");
   auto p = begin(ids, positions);
   p.spans = std::move(spans);
   tap_set taken(taps);
@@ -210,6 +226,7 @@ target::cached target::forward(kv_cache& cache,
 }
 
 at::Tensor target::normed(const at::Tensor& hidden) const {
+  if (!hidden.device().is_cpu()) return normed_reference(hidden);
   const auto rows = hidden.contiguous();
   auto out = at::empty_like(rows);
   // Without a delta the kernel only reads the residual.

@@ -22,9 +22,11 @@ namespace dflash {
 
 class target {
 public:
-  // Reads a Hugging Face folder, strictly. Throws dflash::error (file, key or tensor).
+  // Reads a Hugging Face folder, strictly. Throws dflash::error (file, key or tensor). On another
+  // device than the CPU, capture and logits work; the cached forward needs the CPU.
   static std::shared_ptr<const target> load(const std::filesystem::path& folder,
-                                            compute_dtype dtype);
+                                            compute_dtype dtype,
+                                            at::Device device = at::kCPU);
 
   const target_config& config() const { return config_; }
   compute_dtype dtype() const { return dtype_; }
@@ -51,6 +53,12 @@ public:
                    std::span<const int> taps,
                    bool want_last) const;
 
+  // The same in ATen operators, on any device; equal within rounding.
+  captured capture_reference(std::span<const int32_t> ids,
+                             std::span<const int32_t> doc_offsets,
+                             std::span<const int> taps,
+                             bool want_last) const;
+
   struct chunk {
     int64_t slot;                     // of the cache; each slot at most once a call
     std::span<const int32_t> tokens;  // appended at the slot's present length
@@ -75,6 +83,9 @@ private:
   };
   struct pass;
   target() = default;
+  std::vector<float> rope_rows(std::span<const int32_t> positions) const;  // [n, hd]: cos, then sin
+  at::Tensor normed_reference(const at::Tensor& hidden) const;
+  void check_ids(std::span<const int32_t> ids) const;
   pass begin(std::span<const int32_t> ids, std::span<const int32_t> positions) const;
   template <class SetMemory>
   void run(pass& state,

@@ -21,21 +21,26 @@ constexpr std::array<spare_rule, 2> llama_spare = {{
 
 }  // namespace
 
-std::shared_ptr<const target> target::load(const std::filesystem::path& path, compute_dtype dtype) {
+std::shared_ptr<const target> target::load(const std::filesystem::path& path,
+                                           compute_dtype dtype,
+                                           at::Device device) {
   auto folder = model_folder::open(path);
   const std::shared_ptr<target> model(new target());
   const auto c = model->config_ = read_target_config(path);
   const auto type = scalar_type(dtype);
   model->dtype_ = dtype;
-  model->embedding_ = folder.load("model.embed_tokens.weight", {c.vocab, c.hidden}, type);
-  model->final_norm_ = folder.load("model.norm.weight", {c.hidden}, at::kFloat);
+  const auto load = [&](const std::string& name, at::IntArrayRef shape, at::ScalarType as) {
+    return folder.load(name, shape, as).to(device);
+  };
+  model->embedding_ = load("model.embed_tokens.weight", {c.vocab, c.hidden}, type);
+  model->final_norm_ = load("model.norm.weight", {c.hidden}, at::kFloat);
   for (int64_t i = 0; i < c.layers; ++i) {
     const auto prefix = "model.layers." + std::to_string(i) + ".";
     const auto matrix = [&](const char* name, int64_t n, int64_t k) {
-      return folder.load(prefix + name + ".weight", {n, k}, type);
+      return load(prefix + name + ".weight", {n, k}, type);
     };
     const auto norm = [&](const char* name) {
-      return folder.load(prefix + name + ".weight", {c.hidden}, at::kFloat);
+      return load(prefix + name + ".weight", {c.hidden}, at::kFloat);
     };
     const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
     layer layer;
@@ -56,7 +61,7 @@ std::shared_ptr<const target> target::load(const std::filesystem::path& path, co
   // The stored tensors decide what is tied; the key only says whether a head may be missing.
   auto head = model->embedding_;
   if (folder.has("lm_head.weight")) {
-    const auto stored = folder.load("lm_head.weight", {c.vocab, c.hidden}, type);
+    const auto stored = load("lm_head.weight", {c.vocab, c.hidden}, type);
     if (!at::equal(stored, head)) {
       if (c.tied)
         spdlog::warn(

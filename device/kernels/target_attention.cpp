@@ -12,6 +12,9 @@
 namespace dflash::kernel {
 namespace {
 
+// Below this much work (some 20 µs) waking the other threads costs more than they save.
+constexpr int64_t parallel_products = 1 << 20;
+
 // Rotates one head (half-split layout): x[i], x[i + hd/2] by the angle i.
 template <class T>
 void rotate(T* x, const float* angles, int64_t half) {
@@ -124,6 +127,13 @@ void attend(c10::ScalarType dtype,
       }
   const auto function = detail::tile_function_for(dtype);
   const auto count = static_cast<int64_t>(tiles.size());
+  int64_t products = 0;
+  for (const auto& span : spans)
+    products += span.rows * (span.position + span.rows) * shape.heads * hd;
+  if (products < parallel_products) {
+    for (const auto& tile : tiles) function(tile);
+    return;
+  }
   std::atomic<int64_t> next{0};
   // Threads take tiles as they come; a tile's result does not depend on who computes it.
   at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t, int64_t) {

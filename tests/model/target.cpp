@@ -124,6 +124,25 @@ TEST_CASE("packed documents see themselves only and count positions from 0", "[t
   }
 }
 
+TEST_CASE("the kernels equal the form in ATen operators", "[target]") {
+  const fixture f;
+  const auto ids = test::random_ids(90, f.shape.vocab, 9);
+  const std::vector<int32_t> offsets = {0, 30, 30, 90};
+  const std::vector<int> taps = {0, 1};
+  for (const auto& [model, bound] : {std::pair{f.fp32, fp32_bound}, {f.bf16, bf16_bound}}) {
+    const auto got = model->capture(ids, offsets, taps, true);
+    const auto reference = model->capture_reference(ids, offsets, taps, true);
+    const auto values = [](const at::Tensor& t) {
+      const auto wide = t.to(at::kFloat).contiguous();
+      const auto* p = wide.const_data_ptr<float>();
+      return std::vector<double>(p, p + wide.numel());
+    };
+    for (size_t i = 0; i < taps.size(); ++i)
+      CHECK(difference(got.taps[i], values(reference.taps[i])) < bound);
+    CHECK(difference(got.last_hidden, values(reference.last_hidden)) < bound);
+  }
+}
+
 TEST_CASE("ragged chunks through the cache equal the whole sequences", "[target]") {
   const fixture f;
   const auto a = test::random_ids(300, f.shape.vocab, 4),
