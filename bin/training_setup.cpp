@@ -75,8 +75,8 @@ std::string fingerprint(const training_setup& s, const batch_source& source) {
 
 void make_trainers(training_setup& s) {
   const run_config& c = s.config;
-  const drafter_weights start =
-      init_drafter(s.drafter, c.draft.init, *s.model, c.run.seed, c.draft.norm_scale);
+  const drafter_weights start = init_drafter(
+      s.drafter, c.draft.init, *s.model, c.run.seed, c.draft.norm_scale, c.target.path);
   for (size_t i = 0; i < c.layout.drafters.size(); ++i) {
     s.parts.trainers.push_back(std::make_shared<drafter_trainer>(
         s.drafter, c.loss, c.optim, start, s.model, s.dtype, s.parts.plan->total_steps()));

@@ -66,7 +66,7 @@ drafter_weights init_drafter(const drafter_config& config,
                              const target& frozen,
                              uint64_t seed,
                              double norm_scale,
-                             const std::filesystem::path& target_folder = {});
+                             const std::filesystem::path& target_folder);
 
 // A z-lab folder, strict: every tensor present with its shape, none besides. fp32. `out` receives
 // its shape.

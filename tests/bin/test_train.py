@@ -49,8 +49,8 @@ class Train(ProgramTest):
         self.succeeds(*self.train(f"--run.dir={self.path('two')}", '--layout.targets=["cpu:0", "cpu:1"]'))
         self.assertEqual(self.weights("one", 4), self.weights("two", 4))
 
-    def test_two_drafters_train(self):
-        self.succeeds(*self.train('--layout.drafters=["cpu:0", "cpu:1"]', '--layout.targets=["cpu:0", "cpu:1", "cpu:2"]'))
+    def test_two_drafters_train_from_the_targets_layers(self):
+        self.succeeds(*self.train("--draft.init=target", '--layout.drafters=["cpu:0", "cpu:1"]', '--layout.targets=["cpu:0", "cpu:1", "cpu:2"]'))
 
     def test_a_stopped_run_goes_on_with_the_same_bits(self):
         more = ("--optim.steps=400", "--checkpoint.every=400", "--metrics.every=1", "--optim.warmup=0")
