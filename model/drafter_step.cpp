@@ -17,6 +17,22 @@ frozen_parts frozen_parts_of(const target& t) {
           .rms_eps = t.config().rms_eps};
 }
 
+namespace {
+
+batch with_valid_anchors(const batch& tokens) {
+  batch out = tokens;
+  out.anchors.clear();
+  out.anchor_valid.clear();
+  for (size_t a = 0; a < tokens.anchors.size(); ++a) {
+    if (!tokens.anchor_valid[a]) continue;
+    out.anchors.push_back(tokens.anchors[a]);
+    out.anchor_valid.push_back(1);
+  }
+  return out;
+}
+
+}  // namespace
+
 struct drafter_trainer::implementation {
   implementation(drafter_config shape,
                  const loss_section& loss,
@@ -62,14 +78,17 @@ struct drafter_trainer::implementation {
 
   step_sums run(const drafter_input& input, bool with_gradient, bool metrics) {
     DFLASH_CHECK(input.tokens != nullptr, "an input has tokens");
-    const slot_plan slots = plan_slots(*input.tokens, config.block_size, gamma);
+    // Empty anchor slots keep shapes fixed for a GPU; on the CPU their blocks are left out.
+    const batch trimmed =
+        frozen.embedding.is_cpu() ? with_valid_anchors(*input.tokens) : *input.tokens;
+    const slot_plan slots = plan_slots(trimmed, config.block_size, gamma);
     if (slots.weight_sum == 0) {  // nothing supervised: adds 0 to every sum
       step_sums none;
       none.hits_at.assign(static_cast<size_t>(config.block_size), 0);
       none.supervised_at = none.hits_at;
       return none;
     }
-    const pass_plan plan = plan_pass(config, *input.tokens);
+    const pass_plan plan = plan_pass(config, trimmed);
     pass_state state = body->forward(plan, input.taps, frozen.embedding, timer);
     const head_loss::result result =
         head.run(state.hidden, slots, input.last_hidden, with_gradient, metrics, timer);

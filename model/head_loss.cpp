@@ -1,14 +1,15 @@
 #include "model/head_loss.hpp"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <vector>
 
 #include "config/error.hpp"
 #include "device/kernels/loss_rows.hpp"
@@ -22,20 +23,32 @@ namespace {
 // the product.
 constexpr int64_t chunk_rows = 256;
 
-// Adds one chunk's rows [first, first + rows) to the sums, in order.
-void add_rows(step_sums& s,
-              const slot_plan& plan,
-              const kernel::loss_row_results& r,
-              const loss_terms& terms,
-              int64_t first,
-              bool metrics) {
+at::Tensor ids_tensor(std::span<const int32_t> ids, const at::Device& device) {
+  return at::from_blob(const_cast<int32_t*>(ids.data()),
+                       {static_cast<int64_t>(ids.size())},
+                       at::TensorOptions().dtype(at::kInt))
+      .to(device);
+}
+
+// Values of all slots of a batch, [A (B-1)]; rank -1 where not supervised.
+struct slot_values {
+  std::vector<float> ce, kl;
+  std::vector<int32_t> rank;
+};
+
+// Sums over blocks, in order: bits do not depend on chunks.
+void add_blocks(step_sums& s,
+                const slot_plan& plan,
+                const slot_values& r,
+                const loss_terms& terms,
+                bool metrics) {
   const int64_t per_block = plan.block_size - 1, rows = static_cast<int64_t>(r.ce.size());
   for (int64_t begin = 0; begin < rows; begin += per_block) {
     int64_t lead = 0, supervised = 0;
     bool leading = true;
     for (int64_t k = 0; k < per_block; ++k) {
-      const size_t i = static_cast<size_t>(begin + k), at = static_cast<size_t>(first) + i;
-      const double w = static_cast<double>(plan.weight[at]);
+      const size_t i = static_cast<size_t>(begin + k);
+      const double w = static_cast<double>(plan.weight[i]);
       if (w == 0) {
         leading = false;
         continue;
@@ -59,7 +72,7 @@ void add_rows(step_sums& s,
         leading = false;
       }
     }
-    if (!plan.valid[static_cast<size_t>((first + begin) / per_block)]) continue;
+    if (!plan.valid[static_cast<size_t>(begin / per_block)]) continue;
     ++s.blocks;
     const bool cut = supervised < per_block;
     s.cut_blocks += cut;
@@ -82,14 +95,9 @@ head_loss::head_loss(
 }
 
 at::Tensor head_loss::teacher_logits(const at::Tensor& last_hidden,
-                                     const slot_plan& plan,
-                                     int64_t first,
-                                     int64_t rows) const {
-  const at::Tensor ids = at::from_blob(const_cast<int32_t*>(plan.teacher.data() + first),
-                                       {rows},
-                                       at::TensorOptions().dtype(at::kInt))
-                             .to(last_hidden.device());
-  const at::Tensor raw = at::index_select(last_hidden, 0, ids);
+                                     std::span<const int32_t> positions) const {
+  const at::Tensor raw =
+      at::index_select(last_hidden, 0, ids_tensor(positions, last_hidden.device()));
   at::Tensor normed = at::empty_like(raw);
   kernel::rms_norm(normed, raw, final_norm_, rms_eps_);
   return head_(normed);
@@ -104,42 +112,71 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
   DFLASH_CHECK(plan.block_size == block_size_, "plan of another block size");
   const bool kl = terms_.kl != 0;
   DFLASH_CHECK(!kl || last_hidden.defined(), "kl needs the target's last hidden rows");
-  result out;
-  out.sums.hits_at.assign(static_cast<size_t>(block_size_), 0);
-  out.sums.supervised_at.assign(static_cast<size_t>(block_size_), 0);
-  if (gradient) out.d_hidden = at::empty_like(hidden);
-  const int64_t per_block = block_size_ - 1, total = hidden.size(0);
-  const int64_t step = std::max<int64_t>(1, chunk_rows / per_block) * per_block;
+  timer.reset();
+  const size_t slots = plan.weight.size();
+  // Slots without supervision cost as much as others and give nothing: on the CPU, where shapes are
+  // free, only the others are worked on. A GPU keeps its shapes.
+  std::vector<int32_t> rows;
+  for (size_t i = 0; i < slots; ++i)
+    if (!hidden.is_cpu() || plan.weight[i] != 0) rows.push_back(static_cast<int32_t>(i));
+  const bool all = rows.size() == slots;
+  std::vector<int32_t> label, teacher;
+  std::vector<float> weight;
+  for (const int32_t i : rows) {
+    label.push_back(plan.label[static_cast<size_t>(i)]);
+    teacher.push_back(plan.teacher[static_cast<size_t>(i)]);
+    weight.push_back(plan.weight[static_cast<size_t>(i)]);
+  }
+  const at::Tensor ids = ids_tensor(rows, hidden.device());
+  const at::Tensor input = all ? hidden : at::index_select(hidden, 0, ids);
+  at::Tensor d_input = gradient ? at::empty_like(input) : at::Tensor();
+  slot_values values{.ce = std::vector<float>(slots),
+                     .kl = std::vector<float>(slots),
+                     .rank = std::vector<int32_t>(slots, -1)};
   const kernel::loss_factors factors{
       .ce = terms_.ce, .kl = terms_.kl, .temperature = terms_.temperature};
-  timer.reset();
-  for (int64_t first = 0; first < total; first += step) {
-    const int64_t rows = std::min(step, total - first);
-    const size_t at = static_cast<size_t>(first), count = static_cast<size_t>(rows);
-    at::Tensor teacher;
+  const int64_t total = static_cast<int64_t>(rows.size());
+  for (int64_t first = 0; first < total; first += chunk_rows) {
+    const int64_t n = std::min(chunk_rows, total - first);
+    const size_t at = static_cast<size_t>(first), count = static_cast<size_t>(n);
+    at::Tensor target_logits;
     if (kl) {
-      teacher = teacher_logits(last_hidden, plan, first, rows);
+      target_logits = teacher_logits(last_hidden, std::span(teacher).subspan(at, count));
       timer.mark("head.teacher");
     }
-    at::Tensor logits = head_(hidden.narrow(0, first, rows));
+    at::Tensor logits = head_(input.narrow(0, first, n));
     timer.mark("head.product");
     const kernel::loss_row_results r = kernel::loss_rows(logits,
-                                                         teacher,
-                                                         std::span(plan.label).subspan(at, count),
-                                                         std::span(plan.weight).subspan(at, count),
+                                                         target_logits,
+                                                         std::span(label).subspan(at, count),
+                                                         std::span(weight).subspan(at, count),
                                                          factors,
                                                          gradient);
-    add_rows(out.sums, plan, r, terms_, first, metrics);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t slot = static_cast<size_t>(rows[at + i]);
+      values.ce[slot] = r.ce[i];
+      values.kl[slot] = r.kl[i];
+      values.rank[slot] = r.rank[i];
+    }
     timer.mark("head.rows");
     if (!gradient) continue;
-    at::Tensor d = out.d_hidden.narrow(0, first, rows);
+    at::Tensor d = d_input.narrow(0, first, n);
     if (head_back_.defined())
       d.copy_(head_back_(logits));
     else
       at::mm_out(d, logits, head_.weight());
     timer.mark("head.back");
   }
+  result out;
+  out.sums.hits_at.assign(static_cast<size_t>(block_size_), 0);
+  out.sums.supervised_at.assign(static_cast<size_t>(block_size_), 0);
+  add_blocks(out.sums, plan, values, terms_, metrics);
   out.sums.finite = std::isfinite(out.sums.loss);
+  if (gradient) {
+    out.d_hidden = all ? d_input : at::zeros_like(hidden);
+    if (!all) out.d_hidden.index_copy_(0, ids.to(at::kLong), d_input);
+  }
+  timer.mark("head.rows");
   return out;
 }
 

@@ -5,6 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <span>
+
 #include "device/packed_linear.hpp"
 #include "model/loss.hpp"
 #include "model/stage_timer.hpp"
@@ -38,9 +41,7 @@ public:
 
 private:
   at::Tensor teacher_logits(const at::Tensor& last_hidden,
-                            const slot_plan& plan,
-                            int64_t first,
-                            int64_t rows) const;
+                            std::span<const int32_t> positions) const;
 
   packed_linear head_, head_back_;  // head_back_ [H, V]
   at::Tensor final_norm_;

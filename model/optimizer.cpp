@@ -1,8 +1,6 @@
 #include "model/optimizer.hpp"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
@@ -12,21 +10,6 @@
 #include "model/schedule.hpp"
 
 namespace dflash {
-
-// torch.optim.Muon: coefficients of the quintic, steps, and the bound of the norm.
-at::Tensor newton_schulz(const at::Tensor& matrix, bool bf16) {
-  constexpr double a = 3.4445, b = -4.7750, c = 2.0315, least = 1e-7;
-  at::Tensor x = bf16 ? matrix.to(at::kBFloat16) : matrix.clone();
-  const bool tall = x.size(0) > x.size(1);
-  if (tall) x = x.t().contiguous();
-  x.div_(x.norm().clamp_min(least));
-  for (int step = 0; step < 5; ++step) {
-    const at::Tensor gram = at::mm(x, x.t());
-    const at::Tensor update = at::addmm(gram, gram, gram, b, c);
-    x = at::addmm(x, update, x, a, 1.0);
-  }
-  return tall ? x.t() : x;
-}
 
 optimizer::optimizer(optim_section options,
                      std::vector<parameter> parameters,

@@ -44,7 +44,7 @@ void save(const fs::path& folder, drafter_trainer& t, uint64_t steps, int64_t ke
   save_checkpoint(folder, state, t, {"[run]\n", at::kBFloat16, {}, keep});
 }
 
-void copy(const fs::path& from, const fs::path& to) {
+void copy_folder(const fs::path& from, const fs::path& to) {
   fs::copy(from, to, fs::copy_options::recursive);
 }
 
@@ -104,18 +104,18 @@ TEST_CASE("the newest good checkpoint is chosen by number and check, the others 
   save(folder, *t, 1000);
   const fs::path good = folder / "step-1000";
   fs::create_directory(folder / "step-1001");
-  copy(good, folder / "step-1002");
+  copy_folder(good, folder / "step-1002");
   fs::resize_file(folder / "step-1002/model.safetensors",
                   fs::file_size(good / "model.safetensors") - 1);
-  copy(good, folder / "step-1003");
+  copy_folder(good, folder / "step-1003");
   fs::resize_file(folder / "step-1003/state.json", 0);
-  copy(good, folder / "step-1004");
+  copy_folder(good, folder / "step-1004");
   flip_last_byte(folder / "step-1004/trainer_state.safetensors");
-  copy(good, folder / "step-1005.tmp");
-  copy(folder / "step-999", folder / "step-0900000");
-  copy(good, folder / "handpicked");
+  copy_folder(good, folder / "step-1005.tmp");
+  copy_folder(folder / "step-999", folder / "step-0900000");
+  copy_folder(good, folder / "handpicked");
   write_file_atomically(folder / "step-1006", "x");
-  copy(good, folder / "step-1007");
+  copy_folder(good, folder / "step-1007");
   fs::resize_file(folder / "step-1007/model.safetensors", 0);
   fs::remove(folder / "latest");
   fs::create_directory_symlink("step-2000", folder / "latest");
