@@ -10,6 +10,7 @@
 
 #include "config/error.hpp"
 #include "data/random.hpp"
+#include "device/kernels/target_rows.hpp"
 
 namespace dflash {
 namespace {
@@ -62,57 +63,91 @@ int32_t argmax_row(const T* row, int64_t vocab) {
 }
 
 struct candidate {
-  double value;  // logit / temperature, less the maximum
+  float logit;
+  float weight;
   int32_t id;
   bool operator<(const candidate& other) const {  // the likelier first, the lower id on ties
-    return value > other.value || (value == other.value && id < other.id);
+    return logit > other.logit || (logit == other.logit && id < other.id);
   }
 };
 
-// Tokens less likely than e^-30 of the likeliest are never drawn: over any real vocabulary they
-// have less than one chance in a hundred million together, and leaving them out makes the draw
-// cheap.
-constexpr double reach = 30;
+double sum_of(const std::vector<float>& weights) {
+  double sums[8] = {};  // eight chains of additions instead of one
+  const size_t full = weights.size() / 8 * 8;
+  for (size_t i = 0; i < full; i += 8)
+    for (size_t j = 0; j < 8; ++j) sums[j] += static_cast<double>(weights[i + j]);
+  for (size_t i = full; i < weights.size(); ++i) sums[0] += static_cast<double>(weights[i]);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// The tokens with weights of at least `least`, sorted.
+template <class T>
+void likely_tokens(const T* row,
+                   const std::vector<float>& weights,
+                   float least,
+                   std::vector<candidate>& out) {
+  out.clear();
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (weights[i] >= least)
+      out.push_back({static_cast<float>(row[i]), weights[i], static_cast<int32_t>(i)});
+  std::sort(out.begin(), out.end());
+}
+
+// The tokens that top-k and top-p leave, the likeliest first, and the sum of their weights. Sorting
+// the whole vocabulary is slow: what is left nearly always lies among the few likeliest.
+template <class T>
+double keep_likeliest(const T* row,
+                      const std::vector<float>& weights,
+                      const sampling_options& options,
+                      std::vector<candidate>& out) {
+  const double all = sum_of(weights);
+  const auto mass = [&] {
+    double sum = 0;
+    for (const auto& c : out) sum += static_cast<double>(c.weight);
+    return sum;
+  };
+  for (const double distance : {2.0, 4.0, 8.0, 16.0, 1e9}) {  // e^-1e9 = 0: everything
+    likely_tokens(row, weights, static_cast<float>(std::exp(-distance)), out);
+    if (options.top_k > 0 ? static_cast<int64_t>(out.size()) >= options.top_k
+                          : mass() >= options.top_p * all)
+      break;
+  }
+  if (options.top_k > 0 && static_cast<int64_t>(out.size()) > options.top_k)
+    out.resize(options.top_k);
+  const double total = options.top_k > 0 ? mass() : all;
+  double kept = 0;
+  size_t count = 0;
+  while (count < out.size() && (count == 0 || kept < options.top_p * total))
+    kept += static_cast<double>(out[count++].weight);
+  out.resize(count);
+  return kept;
+}
 
 template <class T>
 int32_t sample_row(const T* row, int64_t vocab, const sampling_options& options, double u) {
-  decltype(order_key(T())) top_key;
-  if (!maximum_of(row, vocab, top_key)) return bad_token;
-  float top = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < vocab; ++i)
-    if (order_key(row[i]) == top_key) {
-      top = static_cast<float>(row[i]);
-      break;
-    }
+  const auto best = argmax_row(row, vocab);
+  if (best == bad_token) return bad_token;
+  const auto top = static_cast<float>(row[best]);
   if (std::isinf(top)) return bad_token;
-  // A float bound that is surely below the exact one; the exact test follows.
-  const auto floor = static_cast<float>(top - reach * options.temperature * 1.001 - 1e-3);
-  thread_local std::vector<candidate> candidates;
-  candidates.clear();
-  for (int64_t i = 0; i < vocab; ++i) {
-    const auto x = static_cast<float>(row[i]);
-    if (x < floor) continue;
-    const double value = (static_cast<double>(x) - top) / options.temperature;
-    if (value >= -reach) candidates.push_back({value, static_cast<int32_t>(i)});
-  }
-  if (options.top_k > 0 && static_cast<int64_t>(candidates.size()) > options.top_k) {
-    std::nth_element(candidates.begin(), candidates.begin() + options.top_k - 1, candidates.end());
-    candidates.resize(options.top_k);
-  }
-  std::sort(candidates.begin(), candidates.end());
-  double total = 0;
-  for (auto& c : candidates) total += c.value = std::exp(c.value);
-  if (options.top_p < 1) {
-    double kept = 0;
-    size_t count = 0;
-    while (count < candidates.size() && (count == 0 || kept < options.top_p * total))
-      kept += candidates[count++].value;
-    candidates.resize(count);
-    total = kept;
-  }
+  thread_local std::vector<float> weights;
+  weights.resize(vocab);
+  kernel::softmax_weights(c10::CppTypeToScalarType<T>::value,
+                          row,
+                          vocab,
+                          top,
+                          static_cast<float>(1 / options.temperature),
+                          weights.data());
   double passed = 0;
+  if (options.top_k == 0 && options.top_p == 1) {
+    const double total = sum_of(weights);
+    for (size_t i = 0; i < weights.size(); ++i)
+      if ((passed += static_cast<double>(weights[i])) > u * total) return static_cast<int32_t>(i);
+    return best;
+  }
+  thread_local std::vector<candidate> candidates;
+  const double total = keep_likeliest(row, weights, options, candidates);
   for (const auto& c : candidates)
-    if ((passed += c.value) > u * total) return c.id;
+    if ((passed += static_cast<double>(c.weight)) > u * total) return c.id;
   return candidates.back().id;
 }
 

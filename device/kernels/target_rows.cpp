@@ -92,6 +92,27 @@ HWY_ATTR void silu_row_bf16(const c10::BFloat16* gate,
   silu_row(gate, up, width, out);
 }
 
+template <class T>
+HWY_ATTR void weigh_row(const T* row, size_t n, float shift, float factor, float* weights) {
+  const float_tag tag;
+  const size_t lanes = hn::Lanes(tag), full = n / lanes * lanes;
+  const auto top = hn::Set(tag, shift), scale = hn::Set(tag, factor);
+  for (size_t i = 0; i < full; i += lanes)
+    store(tag, exp_lanes(tag, hn::Mul(hn::Sub(load(tag, row + i), top), scale)), weights + i);
+  if (full < n) {
+    const size_t left = n - full;
+    const auto x = load_n(tag, row + full, left, shift);
+    store_n(tag, exp_lanes(tag, hn::Mul(hn::Sub(x, top), scale)), weights + full, left);
+  }
+}
+HWY_ATTR void weigh_row_float(const float* row, size_t n, float shift, float factor, float* out) {
+  weigh_row(row, n, shift, factor, out);
+}
+HWY_ATTR void weigh_row_bf16(
+    const c10::BFloat16* row, size_t n, float shift, float factor, float* out) {
+  weigh_row(row, n, shift, factor, out);
+}
+
 }  // namespace dflash::kernel::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -102,6 +123,8 @@ HWY_EXPORT(norm_row_float);
 HWY_EXPORT(norm_row_bf16);
 HWY_EXPORT(silu_row_float);
 HWY_EXPORT(silu_row_bf16);
+HWY_EXPORT(weigh_row_float);
+HWY_EXPORT(weigh_row_bf16);
 
 void add_rms_norm(c10::ScalarType dtype,
                   void* residual,
@@ -144,6 +167,18 @@ void gated_silu(c10::ScalarType dtype, const void* gate_up, int64_t n, int64_t w
     rows(static_cast<float*>(nullptr), HWY_DYNAMIC_DISPATCH(silu_row_float));
   else
     rows(static_cast<c10::BFloat16*>(nullptr), HWY_DYNAMIC_DISPATCH(silu_row_bf16));
+}
+
+void softmax_weights(
+    c10::ScalarType dtype, const void* row, int64_t n, float shift, float factor, float* weights) {
+  const auto size = static_cast<size_t>(n);
+  if (dtype == c10::ScalarType::Float) {
+    const auto function = HWY_DYNAMIC_DISPATCH(weigh_row_float);
+    function(static_cast<const float*>(row), size, shift, factor, weights);
+  } else {
+    const auto function = HWY_DYNAMIC_DISPATCH(weigh_row_bf16);
+    function(static_cast<const c10::BFloat16*>(row), size, shift, factor, weights);
+  }
 }
 
 }  // namespace dflash::kernel

@@ -23,4 +23,8 @@ void add_rms_norm(c10::ScalarType dtype,
 // out [n, width] = silu(gate) * up of gate_up [n, 2 width], gate first.
 void gated_silu(c10::ScalarType dtype, const void* gate_up, int64_t n, int64_t width, void* out);
 
+// weights [n] = exp((row - shift) · factor), for one row, on the calling thread; row <= shift.
+void softmax_weights(
+    c10::ScalarType dtype, const void* row, int64_t n, float shift, float factor, float* weights);
+
 }  // namespace dflash::kernel
