@@ -1,12 +1,15 @@
 #include "bin/run_folder.hpp"
 
 #include <fcntl.h>
+#include <netdb.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -66,6 +69,27 @@ network_address parse_address(const std::string& text, const std::string& where)
     if (status == std::errc() && stopped == end) return address;
   }
   throw error("\"" + text + "\" is no address", where, "HOST:PORT, e.g. 127.0.0.1:0");
+}
+
+void check_can_listen(const network_address& address, const std::string& where) {
+  const std::string text = address.host + ":" + std::to_string(address.port);
+  const auto refuse = [&](const std::string& why) {
+    throw error("cannot listen on " + text + ": " + why,
+                where,
+                "another process has the port? port 0 takes a free one");
+  };
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* list = nullptr;
+  const std::string port = std::to_string(address.port);
+  if (const int status = ::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list))
+    refuse(::gai_strerror(status));
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, ::freeaddrinfo);
+  const file_descriptor probe(::socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(probe.get(), list->ai_addr, list->ai_addrlen) != 0) refuse(std::strerror(errno));
 }
 
 }  // namespace dflash

@@ -37,4 +37,8 @@ struct network_address {
 };
 network_address parse_address(const std::string& text, const std::string& where);
 
+/// Throws error naming `where` unless this process could listen there now: found before a model is
+/// loaded, not after.
+void check_can_listen(const network_address& address, const std::string& where);
+
 }  // namespace dflash

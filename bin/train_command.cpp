@@ -133,6 +133,7 @@ std::function<void(const inspector_actor&)> publisher(caf::actor_system& system,
 struct peaks {
   uint64_t peak_bytes = 0;  // sum of the mailboxes' own peaks
   uint64_t refused = 0;
+  int64_t steering_ns = 0;  // service time of the actors that only steer
 };
 
 peaks peaks_of(const std::vector<mailbox_report>& mailboxes) {
@@ -140,6 +141,8 @@ peaks peaks_of(const std::vector<mailbox_report>& mailboxes) {
   for (const mailbox_report& m : mailboxes) {
     p.peak_bytes += m.peak_bytes;
     p.refused += m.refused;
+    if (m.actor == "dispatcher" || m.actor == "coordinator" || m.actor == "metrics")
+      p.steering_ns += m.service_ns;
   }
   return p;
 }
@@ -178,6 +181,9 @@ json_object summary(const training_setup& s, const pipeline_result& result) {
                : 0.0);
   here.add("limit_bytes", s.parts.limits.total_bytes()).add("peak_bytes", p.peak_bytes);
   here.add("refused_messages", p.refused);
+  if (t.batches > 0)
+    here.add("actor_layer_us_per_batch",
+             static_cast<double>(p.steering_ns) * 1e-3 / static_cast<double>(t.batches));
   j.add("this_process", here);
   return j;
 }
@@ -231,11 +237,13 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
   config.run.resume = config.run.resume || resume;
   set_up_log({.level = config.log.level, .file = {}});
   const network_address listen = parse_address(config.net.listen, "net.listen");
+  check_can_listen(listen, "net.listen");
   run_folder folder(config.run.dir, config.run.resume);
   const pipeline_system_config system_config(true);
   signal_watch signals;  // before any thread is made
   training_setup setup = prepare_training(config, folder.checkpoints(), folder.kept_states());
   fmt::print("run {}\n{}", folder.path().string(), setup.plan_text());
+  std::fflush(stdout);  // the plan comes before the progress, into a pipe too
   const std::string resume_command = command_text(file, overrides, true);
   if (setup.parts.first_step >= setup.parts.plan->total_steps()) {
     fmt::print(
