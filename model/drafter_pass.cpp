@@ -56,7 +56,7 @@ at::Tensor norm(const at::Tensor& x, const at::Tensor& w, double eps, at::Scalar
 
 }  // namespace
 
-pass_plan plan_pass(const drafter_config& c, const batch& tokens) {
+pass_plan plan_pass(const drafter_config& c, const batch& tokens, const at::Device& device) {
   const size_t blocks = tokens.anchors.size(), b = static_cast<size_t>(c.block_size);
   const size_t rows = tokens.input_ids.size();
   pass_plan plan;
@@ -97,10 +97,10 @@ pass_plan plan_pass(const drafter_config& c, const batch& tokens) {
     context[t] = static_cast<int32_t>(t) - tokens.doc_offsets[doc];
     plan.positions = std::max<int64_t>(plan.positions, context[t] + 1);
   }
-  plan.block_ids = int_tensor(ids);
-  plan.block_positions = int_tensor(positions);
-  plan.query_positions = int_tensor(queries);
-  plan.context_positions = int_tensor(context);
+  plan.block_ids = int_tensor(ids).to(device);
+  plan.block_positions = int_tensor(positions).to(device);
+  plan.query_positions = int_tensor(queries).to(device);
+  plan.context_positions = int_tensor(context).to(device);
   return plan;
 }
 
@@ -133,7 +133,7 @@ pass_state drafter_body::forward(const pass_plan& plan,
   }
   s.context = norm(s.context_raw, weights_.hidden_norm, config_.rms_eps, type);
   timer.mark("forward.fc");
-  at::Tensor h = at::index_select(embedding, 0, plan.block_ids.to(embedding.device()));
+  at::Tensor h = at::index_select(embedding, 0, plan.block_ids);
   s.layers.resize(static_cast<size_t>(config_.layers));
   s.layers[0].input = h;
   for (size_t i = 0; i < s.layers.size(); ++i) layer_forward(i, plan, s, timer);

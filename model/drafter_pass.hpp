@@ -27,7 +27,8 @@ struct pass_plan {
   at::Tensor context_positions;     // [C] int32
   kernel::attention_layout layout;  // without window, causality and first_slot, which are a layer's
 };
-pass_plan plan_pass(const drafter_config& config, const batch& tokens);
+// Tensors on `device`.
+pass_plan plan_pass(const drafter_config& config, const batch& tokens, const at::Device& device);
 
 // What backward needs of one layer. N = A B rows; the last layer works on N' = A (B-1) rows from
 // its queries on, since slot 0 has no output.

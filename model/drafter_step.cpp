@@ -88,7 +88,7 @@ struct drafter_trainer::implementation {
       none.supervised_at = none.hits_at;
       return none;
     }
-    const pass_plan plan = plan_pass(config, trimmed);
+    const pass_plan plan = plan_pass(config, trimmed, frozen.embedding.device());
     pass_state state = body->forward(plan, input.taps, frozen.embedding, timer);
     const head_loss::result result =
         head.run(state.hidden, slots, input.last_hidden, with_gradient, metrics, timer);
@@ -199,7 +199,7 @@ std::map<std::string, double> drafter_trainer::take_stage_seconds() {
 }
 
 std::map<std::string, at::Tensor> drafter_trainer::inspect(const drafter_input& input) {
-  const pass_plan plan = plan_pass(impl_->config, *input.tokens);
+  const pass_plan plan = plan_pass(impl_->config, *input.tokens, impl_->frozen.embedding.device());
   pass_state s = impl_->body->forward(plan, input.taps, impl_->frozen.embedding, impl_->timer);
   std::map<std::string, at::Tensor> out{
       {"ctx_feature", s.context}, {"hidden", s.hidden}, {"logits", impl_->head.logits(s.hidden)}};
