@@ -2,8 +2,9 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -45,6 +46,7 @@ draft_model::draft_model(drafter_config config,
                          const drafter_weights& weights,
                          std::shared_ptr<const target> of)
     : config_{std::move(config)}, target_{std::move(of)} {
+  check_drafter_config(config_, "drafter");
   check_drafter_fits(config_, target_->config(), "drafter");
   const auto dtype = scalar_type(target_->dtype());
   const auto pack = [dtype](const std::vector<at::Tensor>& parts) {
@@ -93,8 +95,9 @@ void drafter_proposer::start(int64_t slots, int64_t capacity) {
   keys_.clear();
   values_.clear();
   for (int64_t i = 0; i < config.layers; ++i) {
-    keys_.push_back(at::empty({slots * capacity, config.kv_heads, config.head_dim}, type));
-    values_.push_back(at::empty_like(keys_.back()));
+    // Zeros: tiles of the attention kernel reach past a block's context, at weight 0.
+    keys_.push_back(at::zeros({slots * capacity, config.kv_heads, config.head_dim}, type));
+    values_.push_back(at::zeros_like(keys_.back()));
   }
 }
 

@@ -87,7 +87,7 @@ class EvalTest(ProgramTest):
                 else:
                     config[key] = value
                 self.write(path, json.dumps(config))
-                self.eval_refused("--drafter", out, names=[])
+                self.eval_refused("--drafter", out, names=[name])
                 self.write(path, before)
 
     def test_damaged_drafter(self):
