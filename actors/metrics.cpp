@@ -11,6 +11,8 @@ namespace {
 
 using self_ptr = metered_ptr<metrics_actor, metrics_state>;
 
+constexpr int64_t least_window_ns = 500'000'000;
+
 bool starts_with(const std::string& text, const char* prefix) {
   return text.rfind(prefix, 0) == 0;
 }
@@ -51,7 +53,7 @@ json_object time_record(const metrics_state& s, const step_total& total, const w
   return time;
 }
 
-void show(metrics_state& s, const step_total& total, const wait_shares& waits) {
+void show(metrics_state& s, const wait_shares& waits) {
   if (!s.line) return;
   const run_totals& t = *s.options.totals;
   train_progress p;
@@ -59,8 +61,7 @@ void show(metrics_state& s, const step_total& total, const wait_shares& waits) {
   p.total_steps = s.options.total_steps;
   p.loss = t.loss_smooth;
   if (t.accept_len > 0) p.accept_len = t.accept_len;
-  p.tokens_per_second =
-      static_cast<double>(total.tokens) / std::max(1e-9, seconds(now_ns() - s.last_ns));
+  p.tokens_per_second = s.tokens_smooth / s.seconds_smooth;
   p.drafters_wait = waits.drafters_wait;
   p.targets_wait = waits.targets_wait;
   p.bytes_in_flight = waits.bytes_in_flight;
@@ -92,11 +93,15 @@ void on_step(self_ptr self, const step_done& m) {
     t.accept_len = t.accept_len == 0
                        ? total.measured.accept_len()
                        : keep * t.accept_len + (1 - keep) * total.measured.accept_len();
-  const wait_shares waits = s.waits->look();
+  const double step_s = std::max(1e-9, seconds(now_ns() - s.last_ns));
+  const double before = t.steps == 1 ? 0 : keep;
+  s.tokens_smooth = before * s.tokens_smooth + (1 - before) * static_cast<double>(total.tokens);
+  s.seconds_smooth = before * s.seconds_smooth + (1 - before) * step_s;
+  const wait_shares& waits = s.waits->look();
   json_object line = step_record(m, total, s.options.with_kl);
   line.add("time", time_record(s, total, waits));
   write_line(s, line);
-  show(s, total, waits);
+  show(s, waits);
   s.last_ns = now_ns();
   s.options.steps->store(m.step + 1);
 }
@@ -106,9 +111,10 @@ void on_step(self_ptr self, const step_done& m) {
 wait_meter::wait_meter(std::shared_ptr<mailbox_registry> registry)
     : registry_(std::move(registry)), last_ns_(now_ns()) {}
 
-wait_shares wait_meter::look() {
-  wait_shares shares;
+const wait_shares& wait_meter::look() {
   const int64_t now = now_ns();
+  if (now - last_ns_ < least_window_ns) return shares_;
+  wait_shares shares;
   int64_t targets_ns = 0, drafters_ns = 0, targets = 0, drafters = 0;
   for (const auto& stats : registry_->all()) {
     if (starts_with(stats->name, "target_forward")) {
@@ -134,7 +140,8 @@ wait_shares wait_meter::look() {
   last_ns_ = now;
   targets_ns_ = targets_ns;
   drafters_ns_ = drafters_ns;
-  return shares;
+  shares_ = shares;
+  return shares_;
 }
 
 metrics_actor spawn_metrics(caf::actor_system& system,

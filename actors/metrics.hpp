@@ -44,12 +44,14 @@ struct wait_shares {
 class wait_meter {
 public:
   explicit wait_meter(std::shared_ptr<mailbox_registry> registry);
-  // Since the last look.
-  wait_shares look();
+  // Over the time since the last look, or since the one before if that was a moment ago: shares of
+  // single short steps would jump about.
+  const wait_shares& look();
 
 private:
   std::shared_ptr<mailbox_registry> registry_;
   int64_t last_ns_, targets_ns_ = 0, drafters_ns_ = 0;
+  wait_shares shares_;
 };
 
 struct metrics_options {
@@ -73,6 +75,7 @@ struct metrics_state {
   std::optional<wait_meter> waits;
   int64_t began_ns = 0;
   int64_t last_ns = 0;
+  double tokens_smooth = 0, seconds_smooth = 0;  // per step, over about the last 20
   bool sink_failed = false;
 };
 

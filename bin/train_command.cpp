@@ -207,7 +207,7 @@ int report(const training_setup& s,
                  result.totals.accept_len,
                  rate_text(static_cast<double>(result.totals.tokens) /
                                std::max(1e-9, result.totals.seconds),
-                           "tokens/s"),
+                           "tokens"),
                  duration_text(
                      std::chrono::nanoseconds(static_cast<int64_t>(result.totals.seconds * 1e9))),
                  checkpoint);
