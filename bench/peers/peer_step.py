@@ -84,10 +84,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("peer", choices=["specforge", "speculators", "automodel"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=None, help="use only so many: to see that it works")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    rows = load_work()
+    rows = load_work()[:args.rows]
     model, loss_of = globals()[args.peer](rows)
     count = len(rows)
     del rows
@@ -108,8 +109,9 @@ def main():
         losses.append(loss.item())
         for name, seconds in zip(times, (forward - start, backward - forward, end - backward, end - start)):
             times[name].append(seconds)
-    print(json.dumps(dict(name=args.peer, step_s=median(times["step"][WARM:]), peak_bytes=peak.bytes(),
-                          stages={name: round(median(t[WARM:]), 4) for name, t in times.items()},
+    warm = min(WARM, count - 1)
+    print(json.dumps(dict(name=args.peer, step_s=median(times["step"][warm:]), peak_bytes=peak.bytes(),
+                          stages={name: round(median(t[warm:]), 4) for name, t in times.items()},
                           parameters=sum(p.numel() for p in weights), first_loss=losses[0], last_loss=losses[-1])))
 
 
