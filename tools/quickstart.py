@@ -32,10 +32,10 @@ class Size:
         self.prompts = 48 if smoke else 3000
         self.sources = "codeio,codeio-stub,perlfaq,general,arithmetic"
         self.new_tokens = 48 if smoke else 128
-        self.train = ["--optim.steps=12", "--checkpoint.every=6"] if smoke else []
-        self.eval = ["--max-new-tokens", "32", "--first", "6", "--decode", "2", "--check", "3"] if smoke else [
+        self.train = ["--optim.steps=10", "--checkpoint.every=5"] if smoke else []
+        self.eval = ["--max-new-tokens", "32", "--first", "4", "--decode", "1", "--check", "2"] if smoke else [
             "--max-new-tokens", "128", "--decode", "8", "--check", "40"]  # fmt: skip
-        self.lookup = ["--max-new-tokens", "32", "--first", "2", "--decode", "2"] if smoke else [
+        self.lookup = ["--max-new-tokens", "32", "--first", "1", "--decode", "1"] if smoke else [
             "--max-new-tokens", "128", "--first", "8", "--decode", "8"]  # fmt: skip
 
 
