@@ -16,8 +16,8 @@ namespace dflash {
 
 class head_loss {
 public:
-  // head [V, H]: keeps its plain form. In bf16 on the CPU a second packing of the transposed head
-  // is made for the product back. final_norm, rms_eps: of the target, for teacher rows.
+  // head [V, H]: keeps its plain form, which the product back reads. final_norm, rms_eps: of the
+  // target, for teacher rows.
   head_loss(packed_linear head,
             at::Tensor final_norm,
             double rms_eps,
@@ -43,7 +43,7 @@ private:
   at::Tensor teacher_logits(const at::Tensor& last_hidden,
                             std::span<const int32_t> positions) const;
 
-  packed_linear head_, head_back_;  // head_back_ [H, V]
+  packed_linear head_;
   at::Tensor final_norm_;
   double rms_eps_;
   int64_t block_size_;

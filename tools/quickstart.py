@@ -29,14 +29,14 @@ class Size:
 
     def __init__(self, smoke):
         self.folder = "runs/quickstart-smoke" if smoke else "runs/quickstart"
-        self.prompts = 48 if smoke else 3000
+        self.prompts = 48 if smoke else 1536
         self.sources = "codeio,codeio-stub,perlfaq,general,arithmetic"
         self.new_tokens = 48 if smoke else 128
         self.train = ["--optim.steps=10", "--checkpoint.every=5"] if smoke else []
         self.eval = ["--max-new-tokens", "32", "--first", "4", "--decode", "1", "--check", "2"] if smoke else [
-            "--max-new-tokens", "128", "--decode", "8", "--check", "40"]  # fmt: skip
+            "--max-new-tokens", "128", "--decode", "4", "--check", "40"]  # fmt: skip
         self.lookup = ["--max-new-tokens", "32", "--first", "1", "--decode", "1"] if smoke else [
-            "--max-new-tokens", "128", "--first", "8", "--decode", "8"]  # fmt: skip
+            "--max-new-tokens", "128", "--first", "4", "--decode", "2"]  # fmt: skip
 
 
 class Stopped(Exception):
@@ -47,7 +47,7 @@ class Runner:
     """Runs the commands of a stage; the first Ctrl-C or SIGTERM lets the command end in order."""
 
     def __init__(self):
-        self.child, self.stopped = None, False
+        self.child, self.stopped, self.unsent = None, False, None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._stop)
 
@@ -56,12 +56,16 @@ class Runner:
         self.stopped = True
         if self.child is not None and self.child.poll() is None:
             self.child.send_signal(number)  # it has a session of its own: the terminal does not reach it a second time
+        else:
+            self.unsent = number  # a command that is just being started gets it below
 
     def __call__(self, *command):
         if self.stopped:
             raise Stopped
         print("$ " + " ".join(command), flush=True)
         self.child = subprocess.Popen(command, start_new_session=True)
+        if self.unsent is not None:
+            self.child.send_signal(self.unsent)
         status = self.child.wait()
         if self.stopped:
             raise Stopped
@@ -134,7 +138,7 @@ class Quickstart:
         ] + [self.tool("prompts", "--source", SOURCE_OF[s], "--model", MODEL, "--out", prompts[s]) for s in SETS]  # fmt: skip
         seconds["prompts"] = self.stage("prompts", commands, [train_prompts, *prompts.values()])
 
-        command = [DFLASH, "generate", "--target", MODEL, "--prompts", train_prompts, "--out", text, "--max-new-tokens", str(size.new_tokens), *THREADS]
+        command = [DFLASH, "generate", "--target", MODEL, "--prompts", train_prompts, "--out", text, "--max-new-tokens", str(size.new_tokens), "--slots", "128", "--group", "512", *THREADS]
         seconds["generate"] = self.stage("generate", [command], [text], keep_partial=True, scratch=[text + ".work"])
 
         train_folder, drafter = self.path("train"), self.path("drafter")
