@@ -98,6 +98,7 @@ std::function<void(const save_request&, drafter_trainer&)> saver(const training_
   checkpoint_state base;
   base.total_steps = s.parts.plan->total_steps();
   base.target_hash = s.model->content_hash();
+  base.data_hash = s.data_hash();
   base.dtype = name_of(s.dtype);
   base.device = "cpu";
   base.program = program_version() + " " + git_commit();

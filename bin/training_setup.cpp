@@ -63,12 +63,12 @@ checkpoint_scan choose_checkpoint(const fs::path& checkpoints) {
 
 // Names all that decides the bytes of kept hidden states.
 std::string fingerprint(const training_setup& s, const batch_source& source) {
-  return fmt::format("{} {} {} {} {:08x} {} threads {}",
+  return fmt::format("{} {} {} {} {} {} threads {}",
                      s.model->content_hash(),
                      name_of(s.dtype),
                      fmt::join(s.drafter.taps, ","),
                      s.parts.shape.last,
-                     source.documents().checksum(),
+                     s.data_hash(),
                      source.row_tokens(),
                      s.parts.target_threads);
 }
@@ -106,6 +106,12 @@ void take_over(training_setup& s) {
                             state.target_hash),
                 folder,
                 "resume with the target that the run began with");
+  if (state.data_hash != s.data_hash())
+    throw error(fmt::format("the training documents are others: checksum {} instead of {}",
+                            s.data_hash(),
+                            state.data_hash),
+                folder,
+                "resume with the shards of data.train as the run began with them");
   if (state.dtype != name_of(s.dtype))
     throw error(
         fmt::format(
@@ -210,6 +216,10 @@ training_setup prepare_training(const run_config& config,
   make_targets(s);
   keep_states(s, kept_states);
   return s;
+}
+
+std::string training_setup::data_hash() const {
+  return fmt::format("{:08x}", parts.source->documents().checksum());
 }
 
 std::string training_setup::plan_text() const {

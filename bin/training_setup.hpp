@@ -24,6 +24,8 @@ struct training_setup {
   checkpoint_scan resumed_from;  // newest is empty: a new run
   int64_t padding_permille = 0;  // of the rows' tokens
 
+  /// Checksum of the training documents, in hexadecimal: a resumed run has to have the same.
+  std::string data_hash() const;
   /// What is going to happen, for people.
   std::string plan_text() const;
 };

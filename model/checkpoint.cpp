@@ -48,6 +48,7 @@ std::string state_json(const checkpoint_state& s) {
                             {"skipped_steps", s.skipped_steps},
                             {"dropped", s.dropped},
                             {"target_hash", s.target_hash},
+                            {"data_hash", s.data_hash},
                             {"dtype", s.dtype},
                             {"device", s.device},
                             {"program", s.program},
@@ -69,6 +70,7 @@ checkpoint_state parse_state(const fs::path& file) {
     j.at("skipped_steps").get_to(s.skipped_steps);
     j.at("dropped").get_to(s.dropped);
     j.at("target_hash").get_to(s.target_hash);
+    j.at("data_hash").get_to(s.data_hash);
     j.at("dtype").get_to(s.dtype);
     j.at("device").get_to(s.device);
     j.at("program").get_to(s.program);

@@ -32,8 +32,9 @@ struct checkpoint_state {
   uint64_t skipped_steps = 0;
   std::vector<uint64_t> dropped;  // k below next_k that added nothing
   std::string target_hash;
-  std::string dtype;   // compute dtype: "bf16", "fp32"
-  std::string device;  // kind of the drafters' device: "cpu"
+  std::string data_hash;  // of the training documents: lengths, ids and masks
+  std::string dtype;      // compute dtype: "bf16", "fp32"
+  std::string device;     // kind of the drafters' device: "cpu"
   std::string program;
   uint64_t drafters = 1;
   uint64_t drafter_threads = 1;

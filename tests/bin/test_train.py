@@ -74,6 +74,17 @@ class Train(ProgramTest):
         self.refused(*self.train("--resume", "--optim.lr=2e-3"), names=["optim.lr"])
         self.refused(*self.train(), names=["run.dir", "--resume"])
 
+    def test_resume_with_changed_documents_is_refused(self):
+        self.succeeds(*self.train("--optim.steps=8", "--checkpoint.every=4"))
+        shard = self.path("train.safetensors")
+        with open(shard, "rb") as f:
+            content = bytearray(f.read())
+        ids = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["input_ids"]["data_offsets"][0]
+        content[8 + int.from_bytes(content[:8], "little") + ids] ^= 1  # another token, still within the vocabulary
+        with open(shard, "wb") as f:
+            f.write(content)
+        self.refused(*self.train("--optim.steps=8", "--checkpoint.every=4", "--resume"), names=["training documents", "data.train"])
+
     def test_wrong_configuration_names_key_and_line(self):
         self.write("bad.toml", "[run]\ndir = 'x'\n[optim]\nlearning = 3\n")
         self.refused(*self.train(config="bad.toml"), names=["bad.toml:4", "learning"])
