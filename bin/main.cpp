@@ -91,14 +91,14 @@ int run(int argc, char** argv) {
   return code;
 }
 
-// The OpenMP run-time spins for about a millisecond at every barrier before it sleeps. Where lanes,
-// or other programs, share the cores, that starves the thread that is waited for: generation fell
-// from 90 to 13 tokens/s on two busy cores. It reads its settings while it is being loaded, so the
-// program starts itself once more.
+// The OpenMP run-time spins for long at every barrier before it sleeps. Where other programs share
+// the cores, that starves the thread that is waited for: under a load of ten, generation ran at
+// some 13 tokens/s spinning and at some 90 without. On an idle machine no difference was seen. It
+// reads its settings while it is being loaded, so the program starts itself once more.
 void wait_briefly_at_barriers(char** argv) {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-  ::setenv("GOMP_SPINCOUNT", "10000", 1);  // some 20 microseconds
-  ::execv("/proc/self/exe", argv);         // returns only on failure: then it runs with the default
+  ::setenv("GOMP_SPINCOUNT", "10000", 1);
+  ::execv("/proc/self/exe", argv);  // returns only on failure: then it runs with the default
 }
 
 }  // namespace
