@@ -7,6 +7,7 @@
 
 #include "bench/work.hpp"
 #include "config/error.hpp"
+#include "device/process_settings.hpp"
 #include "model/drafter_step.hpp"
 #include "model/folder.hpp"
 
@@ -75,6 +76,7 @@ int run(const arguments& given) {
 }  // namespace dflash::bench
 
 int main(int count, char** values) {
+  dflash::restart_with_settings(values);
   try {
     return dflash::bench::run(dflash::bench::parse_arguments(count, values));
   } catch (const std::exception& problem) {

@@ -6,6 +6,7 @@
 
 #include "bench/work.hpp"
 #include "config/error.hpp"
+#include "device/process_settings.hpp"
 #include "data/shards.hpp"
 #include "model/decode.hpp"
 #include "model/generate.hpp"
@@ -99,6 +100,7 @@ int run(const arguments& given) {
 }  // namespace dflash::bench
 
 int main(int count, char** values) {
+  dflash::restart_with_settings(values);
   try {
     return dflash::bench::run(dflash::bench::parse_arguments(count, values));
   } catch (const std::exception& problem) {

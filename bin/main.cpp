@@ -1,10 +1,7 @@
 // The program `dflash`: parses the command line, runs one subcommand, and turns what it throws into
 // a message and an exit code: 0 done or stopped in order, 1 the run failed, 2 the input was wrong.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <stdexcept>
@@ -13,6 +10,7 @@
 #include "bin/commands.hpp"
 #include "bin/version.hpp"
 #include "config/error.hpp"
+#include "device/process_settings.hpp"
 #include "observe/log.hpp"
 
 namespace {
@@ -91,20 +89,10 @@ int run(int argc, char** argv) {
   return code;
 }
 
-// The OpenMP run-time spins for long at every barrier before it sleeps. Where other programs share
-// the cores, that starves the thread that is waited for: under a load of ten, generation ran at
-// some 13 tokens/s spinning and at some 90 without. On an idle machine no difference was seen. It
-// reads its settings while it is being loaded, so the program starts itself once more.
-void wait_briefly_at_barriers(char** argv) {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-  ::setenv("GOMP_SPINCOUNT", "10000", 1);
-  ::execv("/proc/self/exe", argv);  // returns only on failure: then it runs with the default
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  wait_briefly_at_barriers(argv);
+  dflash::restart_with_settings(argv);
   try {
     return run(argc, argv);
   } catch (const dflash::error& problem) {
