@@ -67,24 +67,33 @@ void check_writable(const std::filesystem::path& out) {
         "the output is a folder", out.string(), "give the name of a file: --out x.safetensors");
 }
 
-int run(const options& given) {
-  check_generate(given.generate);
+int run(options given) {
   if (given.threads < 0)
     throw error(
         "--threads is " + std::to_string(given.threads), "--threads", "use 0 (all) or a count");
-  check_writable(given.out);
   if (given.threads > 0) at::set_num_threads(given.threads);
+  const int64_t threads = at::get_num_threads();
+  check_generate(given.generate);
+  given.generate.workers = std::max<int64_t>(1, threads / given.generate.threads_per_group);
+  check_writable(given.out);
   const auto dtype = choose_compute_dtype(given.dtype);
   const auto model = target::load(given.target, dtype);
   const auto prompts = read_prompt_shard(given.prompts, model->config().vocab);
   if (model->config().eos.empty() && !given.generate.ignore_eos)
     spdlog::warn("{}: no end-of-text id, answers end at --max-new-tokens only", given.target);
-  spdlog::info("{} prompts in groups of {}, {} at once, {}, {} threads",
+  const int64_t groups = (prompts.size() + given.generate.group - 1) / given.generate.group;
+  spdlog::info("{} prompts in {} groups, {} of them at once, {} answers at once in each, {}",
                prompts.size(),
-               given.generate.group,
+               groups,
+               std::min(groups, given.generate.workers),
                given.generate.slots,
-               name_of(dtype),
-               at::get_num_threads());
+               name_of(dtype));
+  if (groups < given.generate.workers)
+    spdlog::warn(
+        "{} threads have work, of {}: a smaller --group or more --threads-per-group would "
+        "use more",
+        groups * given.generate.threads_per_group,
+        threads);
   const stop_on_signal signals;
   progress_line line;
   const auto start = std::chrono::steady_clock::now();
@@ -162,7 +171,10 @@ void add_generate_command(CLI::App& app, std::function<int()>& action) {
   number("--top-k", g.sampling.top_k, "Draw from the K likeliest tokens; 0: all");
   number("--seed", g.sampling.seed, "Of the random draws");
   number("--dtype", given->dtype, "auto, bf16 or fp32");
-  number("--threads", given->threads, "CPU threads, 0: all; part of what the answers depend on");
+  number("--threads", given->threads, "CPU threads, 0: all; the answers do not depend on them");
+  number("--threads-per-group",
+         g.threads_per_group,
+         "Threads that share the work on one group; change rounding");
   number("--slots", g.slots, "Answers written at once");
   number("--group", g.group, "Prompts that are done, saved and resumed together");
   command->add_flag(

@@ -34,6 +34,8 @@ void check_generate(const generate_options& options) {
   at_least_one(options.max_new_tokens, "--max-new-tokens");
   at_least_one(options.slots, "--slots");
   at_least_one(options.group, "--group");
+  at_least_one(options.workers, "--threads");
+  at_least_one(options.threads_per_group, "--threads-per-group");
   check_sampling(options.sampling);
 }
 

@@ -18,9 +18,11 @@ namespace dflash {
 
 struct generate_options {
   int64_t max_new_tokens = 512;
-  bool ignore_eos = false;  // benchmarks: always max_new_tokens (or up to the context limit)
-  int64_t slots = 64;       // sequences decoded at once
-  int64_t group = 256;      // prompts a group
+  bool ignore_eos = false;        // benchmarks: always max_new_tokens (or up to the context limit)
+  int64_t slots = 64;             // sequences decoded at once
+  int64_t group = 256;            // prompts a group
+  int64_t workers = 1;            // groups worked on at once, each by a thread of its own
+  int64_t threads_per_group = 1;  // ATen threads of a worker; change rounding
   sampling_options sampling;
 };
 // Throws dflash::error for values out of range.
@@ -61,7 +63,7 @@ struct generate_report {
   bool complete = false;  // false: stopped; finished groups stand in the work folder
   int64_t prompts = 0;
   int64_t groups = 0;          // in all
-  int64_t groups_done = 0;     // by now
+  int64_t groups_done = 0;     // by now, the resumed ones included
   int64_t groups_resumed = 0;  // found done at the start
   int64_t new_tokens = 0;      // in the output
   int64_t made_tokens = 0;     // by this run
@@ -73,7 +75,8 @@ std::filesystem::path work_folder_of(const std::filesystem::path& out);  // OUT.
 
 // Answers all prompts and writes the token shard `out` (prompt ids mask 0, new ids mask 1), then
 // removes the work folder. Prompts without one new token, and those whose logits went bad, are left
-// out of the shard and counted. go_on is asked after each pass: false gives the group in work up.
+// out of the shard and counted. go_on is asked after each pass, by the workers in turn, never by
+// two at once: false gives the groups in work up. The bytes do not depend on the number of workers.
 // Throws dflash::error before any work for a prompt longer than the context, and if the work folder
 // was made from other prompts or with other options.
 generate_report generate(const target& model,

@@ -6,6 +6,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
 
 #include "config/error.hpp"
 #include "data/files.hpp"
@@ -36,7 +39,7 @@ std::string options_text(const target& model,
   text += "prompts = " + sha256(raw(prompts.input_ids)).substr(0, 16) +
           sha256(raw(prompts.doc_offsets)).substr(0, 16) + "\n";
   text += "dtype = " + std::string(name_of(model.dtype())) + "\n";
-  text += "threads = " + std::to_string(at::get_num_threads()) + "\n";
+  text += "threads_per_group = " + std::to_string(o.threads_per_group) + "\n";
   text += "max_new_tokens = " + std::to_string(o.max_new_tokens) + "\n";
   text += "ignore_eos = " + std::string(o.ignore_eos ? "true" : "false") + "\n";
   text += "slots = " + std::to_string(o.slots) + "\n";
@@ -162,6 +165,90 @@ private:
   std::filesystem::path path_;
 };
 
+using group_results = std::vector<std::optional<std::vector<answer>>>;  // nothing: not done
+
+struct group_range {
+  int64_t first, count;  // prompts
+};
+
+group_range group_at(const token_documents& prompts, const generate_options& options, int64_t g) {
+  const int64_t first = g * options.group;
+  return {first, std::min(options.group, prompts.size() - first)};
+}
+
+// What the workers share; touched under `lock` only.
+struct shared_progress {
+  std::mutex lock;
+  int64_t next = 0;  // group
+  bool stop = false;
+  std::exception_ptr failure;
+  generate_progress told;
+  double share_of_prompts = 0;  // prompts done, those of unfinished groups in parts
+};
+
+// Fills the missing results, several groups at once, and writes each to the work folder when it is
+// done. Returns the number of tokens made. What a worker throws is thrown here once all have ended.
+int64_t work_on_groups(const target& model,
+                       const token_documents& prompts,
+                       const generate_options& options,
+                       const work_folder& work,
+                       const std::function<bool(const generate_progress&)>& go_on,
+                       group_results& results) {
+  shared_progress shared;
+  shared.told.prompts_total = prompts.size();
+  for (int64_t g = 0; g < static_cast<int64_t>(results.size()); ++g)
+    if (results[g]) shared.told.prompts_done += group_at(prompts, options, g).count;
+  shared.share_of_prompts = static_cast<double>(shared.told.prompts_done);
+  const auto take = [&]() -> int64_t {  // -1: nothing left
+    const std::lock_guard guard(shared.lock);
+    while (shared.next < static_cast<int64_t>(results.size()) && results[shared.next])
+      ++shared.next;
+    return shared.stop || shared.next == static_cast<int64_t>(results.size()) ? -1 : shared.next++;
+  };
+  const auto make = [&](int64_t g) {
+    const auto [first, count] = group_at(prompts, options, g);
+    double counted = 0;  // share of this group that the progress knows, in prompts
+    const auto count_up = [&](double prompts_worth) {
+      shared.share_of_prompts += prompts_worth - counted;
+      counted = prompts_worth;
+      shared.told.share = shared.share_of_prompts / static_cast<double>(prompts.size());
+    };
+    int64_t made = 0;
+    auto answers = generate_group(model, prompts, first, count, options, [&](int64_t tokens) {
+      const std::lock_guard guard(shared.lock);
+      made += tokens;
+      shared.told.made_tokens += tokens;
+      // Answers end early, so the bound count · max_new_tokens is approached from below.
+      count_up(std::min(static_cast<double>(count),
+                        static_cast<double>(made) / static_cast<double>(options.max_new_tokens)));
+      if (!shared.stop && go_on && !go_on(shared.told)) shared.stop = true;
+      return !shared.stop;
+    });
+    if (!answers) return;
+    work.write(g, *answers);
+    const std::lock_guard guard(shared.lock);
+    results[g] = std::move(answers);
+    shared.told.prompts_done += count;
+    count_up(static_cast<double>(count));
+  };
+  const auto run_worker = [&] {
+    at::set_num_threads(static_cast<int>(options.threads_per_group));
+    try {
+      for (int64_t g = take(); g >= 0; g = take()) make(g);
+    } catch (...) {
+      const std::lock_guard guard(shared.lock);
+      if (!shared.failure) shared.failure = std::current_exception();
+      shared.stop = true;
+    }
+  };
+  std::vector<std::jthread> workers;
+  for (int64_t i = 0; i < std::min<int64_t>(options.workers, std::ssize(results)); ++i)
+    workers.emplace_back(run_worker);
+  workers.clear();  // waits
+  if (shared.failure) std::rethrow_exception(shared.failure);
+  return shared.told.made_tokens;
+}
+
 void check_prompts(const token_documents& prompts, int64_t max_positions) {
   for (int64_t i = 0; i < prompts.size(); ++i) {
     const auto length = static_cast<int64_t>(prompts.ids(i).size());
@@ -191,39 +278,23 @@ generate_report generate(const target& model,
   generate_report report;
   report.prompts = prompts.size();
   report.groups = (prompts.size() + options.group - 1) / options.group;
+  group_results results(static_cast<size_t>(report.groups));
+  for (int64_t g = 0; g < report.groups; ++g) {
+    results[g] = work.read(g, group_at(prompts, options, g).count);
+    report.groups_resumed += results[g].has_value();
+  }
+  const auto start = std::chrono::steady_clock::now();
+  report.made_tokens = work_on_groups(model, prompts, options, work, go_on, results);
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (const auto& result : results) report.groups_done += result.has_value();
+  if (report.groups_done < report.groups) return report;
+
   token_documents shard;
   std::vector<uint8_t> mask;
-  const auto start = std::chrono::steady_clock::now();
-  generate_progress progress;
-  progress.prompts_total = prompts.size();
   for (int64_t g = 0; g < report.groups; ++g) {
-    const int64_t first = g * options.group;
-    const int64_t count = std::min(options.group, prompts.size() - first);
-    auto answers = work.read(g, count);
-    if (answers) {
-      ++report.groups_resumed;
-    } else {
-      int64_t made = 0;
-      answers = generate_group(model, prompts, first, count, options, [&](int64_t tokens) {
-        made += tokens;
-        report.made_tokens += tokens;
-        progress.made_tokens = report.made_tokens;
-        // Answers end early, so the bound count · max_new_tokens is approached from below.
-        const double inside = std::min(
-            1.0, static_cast<double>(made) / static_cast<double>(count * options.max_new_tokens));
-        progress.share = (static_cast<double>(first) + inside * static_cast<double>(count)) /
-                         static_cast<double>(prompts.size());
-        return !go_on || go_on(progress);
-      });
-      report.seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      if (!answers) return report;
-      work.write(g, *answers);
-    }
-    ++report.groups_done;
-    progress.prompts_done = first + count;
-    for (int64_t i = 0; i < count; ++i) {
-      const auto& answer = (*answers)[i];
+    const int64_t first = group_at(prompts, options, g).first;
+    for (int64_t i = 0; i < static_cast<int64_t>(results[g]->size()); ++i) {
+      const auto& answer = (*results[g])[i];
       ++report.ended[static_cast<int>(answer.end)];
       if (answer.ids.empty() || answer.end == answer_end::bad_logits) continue;
       report.new_tokens += static_cast<int64_t>(answer.ids.size());

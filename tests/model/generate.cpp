@@ -141,6 +141,7 @@ TEST_CASE("a stopped run goes on from its groups and ends with the same bytes", 
   CHECK_THROWS_WITH(generate(*f.model, prompts, parts, other, {}),
                     Catch::Matchers::Contains("other options: seed"));
 
+  options.workers = 3;  // no part of what the answers depend on
   // A damaged group is made again.
   const auto first = work_folder_of(parts) / "group-000000.safetensors";
   REQUIRE(std::filesystem::exists(first));
@@ -149,6 +150,41 @@ TEST_CASE("a stopped run goes on from its groups and ends with the same bytes", 
   CHECK(resumed.complete);
   CHECK(resumed.groups_resumed == stopped.groups_done - 1);
   CHECK(bytes_of(parts) == bytes_of(whole));
+}
+
+TEST_CASE("any number of workers gives the same bytes, and what one throws ends all",
+          "[generate]") {
+  const fixture f;
+  const auto prompts = f.prompts({5, 9, 3, 30, 2, 11, 7, 14, 6});
+  generate_options options;
+  options.max_new_tokens = 12;
+  options.group = 2;
+  options.sampling = {.temperature = 0.8, .seed = 3};
+  std::string one;
+  for (const int64_t workers : {1, 2, 4, 9}) {
+    options.workers = workers;
+    const auto out = f.scratch.path() / ("out-" + std::to_string(workers) + ".safetensors");
+    double share = 0;
+    const auto report = generate(*f.model, prompts, out, options, [&](const generate_progress& p) {
+      CHECK(p.share >= share);
+      share = p.share;
+      return true;
+    });
+    CHECK(report.complete);
+    CHECK(report.groups_done == 5);
+    if (one.empty()) one = bytes_of(out);
+    CHECK(bytes_of(out) == one);
+  }
+  const auto out = f.scratch.path() / "failed.safetensors";
+  CHECK_THROWS_WITH(generate(*f.model,
+                             prompts,
+                             out,
+                             options,
+                             [](const generate_progress&) -> bool { throw error("full", "disk"); }),
+                    Catch::Matchers::Contains("full"));
+  CHECK_FALSE(std::filesystem::exists(out));
+  CHECK(generate(*f.model, prompts, out, options, {}).complete);
+  CHECK(bytes_of(out) == one);
 }
 
 }  // namespace dflash
