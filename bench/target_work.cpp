@@ -6,8 +6,8 @@
 
 #include "bench/work.hpp"
 #include "config/error.hpp"
-#include "device/process_settings.hpp"
 #include "data/shards.hpp"
+#include "device/process_settings.hpp"
 #include "model/decode.hpp"
 #include "model/generate.hpp"
 #include "model/target.hpp"

@@ -59,7 +59,9 @@ packed_linear::packed_linear(at::Tensor weight, plain_weight plain) {
   out_features_ = weight.size(0);
   in_features_ = weight.size(1);
   plain_ = weight.contiguous();
-  if (plain_.device().is_cpu() && plain_.scalar_type() == at::kBFloat16 && cpu_has_bf16_product()) {
+  const auto type = plain_.scalar_type();
+  if (plain_.device().is_cpu() &&
+      (type == at::kFloat || (type == at::kBFloat16 && cpu_has_bf16_product()))) {
     packed_ = reorder_operator().call(plain_, rows_hint);
     if (plain == plain_weight::drop) plain_.reset();
   }

@@ -1,6 +1,7 @@
-// A frozen weight that is multiplied often: packed once for the CPU's bf16 product (oneDNN through
-// ATen's dispatcher), plain matrix product everywhere else (fp32, CUDA, CPUs without bf16 dot
-// products). It must not be used for weights that training changes.
+// A frozen weight that is multiplied often: packed once for the CPU's product in fp32, or in bf16
+// where the CPU has one (oneDNN through ATen's dispatcher); plain matrix product everywhere else.
+// (Unpacked, an fp32 product of few rows spends most of its time copying the weight: decoding takes
+// twice as long.) It must not be used for weights that training changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

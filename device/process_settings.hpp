@@ -5,7 +5,8 @@ namespace dflash {
 
 // Starts the program once more (execv of itself, the same process) with the settings below, each
 // only where the user has not set its variable; returns if there is nothing to set, or where that
-// fails: then the program runs with the libraries' defaults. First thing in main, before any thread.
+// fails: then the program runs with the libraries' defaults. First thing in main, before any
+// thread.
 //
 // GOMP_SPINCOUNT (not with OMP_WAIT_POLICY): the OpenMP run-time spins for long at every barrier
 // before it sleeps. Where other programs share the cores, that starves the thread that is waited

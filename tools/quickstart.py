@@ -35,7 +35,7 @@ class Size:
         self.new_tokens = 48 if smoke else 128
         self.train = ["--optim.steps=10", "--checkpoint.every=5"] if smoke else []
         self.eval = ["--max-new-tokens", "32", "--first", "4", "--decode", "1", "--check", "2"] if smoke else [
-            "--max-new-tokens", "128", "--decode", "4", "--check", "20"]  # fmt: skip
+            "--max-new-tokens", "128", "--decode", "4", "--check", "12"]  # fmt: skip
         self.lookup = ["--max-new-tokens", "32", "--first", "1", "--decode", "1"] if smoke else [
             "--max-new-tokens", "128", "--first", "4", "--decode", "2"]  # fmt: skip
 
