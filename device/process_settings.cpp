@@ -16,7 +16,7 @@ bool set_unless_given(const char* name, const char* value) {
 
 void restart_with_settings(char** argv) {
   bool changed = set_unless_given("GLIBC_TUNABLES",
-                                  "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4194304");
+                                  "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=3145728");
   if (std::getenv("OMP_WAIT_POLICY") == nullptr)
     changed |= set_unless_given("GOMP_SPINCOUNT", "10000");
   if (changed) ::execv("/proc/self/exe", argv);

@@ -43,7 +43,7 @@ struct layer_state {
   kernel::attention_output attended;
   at::Tensor middle;         // [N or N', H] residual after attention
   at::Tensor middle_normed;  // [N or N', H]
-  at::Tensor gate_up, act;   // [N or N', 2 I], [N or N', I]
+  at::Tensor gate_up;        // [N or N', 2 I]
 };
 
 struct pass_state {
