@@ -98,7 +98,7 @@ void on_step(self_ptr self, const step_done& m) {
   s.tokens_smooth = before * s.tokens_smooth + (1 - before) * static_cast<double>(total.tokens);
   s.seconds_smooth = before * s.seconds_smooth + (1 - before) * step_s;
   const wait_shares& waits = s.waits->look();
-  json_object line = step_record(m, total, s.options.with_kl);
+  json_object line = step_record(m, total, s.options.terms);
   line.add("time", time_record(s, total, waits));
   write_line(s, line);
   show(s, waits);

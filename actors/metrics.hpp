@@ -60,7 +60,7 @@ struct metrics_options {
   uint64_t total_steps = 0;
   uint32_t targets = 1;
   uint32_t drafters = 1;
-  bool with_kl = false;
+  loss_terms terms;
   bool progress = true;
   std::shared_ptr<std::atomic<uint64_t>> steps;  // committed, for the inspector
   std::shared_ptr<run_totals> totals;

@@ -95,7 +95,7 @@ private:
     o.total_steps = parts_.plan->total_steps();
     o.targets = limits().targets;
     o.drafters = limits().drafters;
-    o.with_kl = parts_.with_kl;
+    o.terms = parts_.terms;
     o.progress = parts_.progress;
     o.steps = steps_;
     o.totals = totals_;

@@ -49,7 +49,7 @@ struct pipeline_parts {
   std::filesystem::path metrics_file;
   uint64_t metrics_every = 8;
   uint64_t profile_interval = 0;
-  bool with_kl = false;
+  loss_terms terms;  // which ones are reported
   bool progress = true;
   std::string run;  // name for the inspector
   // Called with the inspector before anything starts; publishes it. Empty: no inspector.

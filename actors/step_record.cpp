@@ -34,13 +34,18 @@ double expected_length(const step_sums& sums) {
   return sum;
 }
 
-json_object step_record(const step_done& done, const step_total& total, bool with_kl) {
+json_object step_record(const step_done& done, const step_total& total, const loss_terms& terms) {
   json_object line;
   const double weight = total.all.weight_sum;
   const auto mean = [&](double sum) { return weight > 0 ? sum / weight : 0.0; };
   line.add("step", done.step + 1).add("k", done.end_k).add("epoch", done.epoch);
-  line.add("loss", mean(total.all.loss)).add("ce", mean(total.all.ce));
-  if (with_kl) line.add("kl", mean(total.all.kl));
+  line.add("loss", mean(total.all.loss));
+  for (size_t t = 0; t < loss_term_names.size(); ++t)
+    if (t == 0 || terms.factor[t] != 0)
+      line.add(std::string(loss_term_names[t]), mean(total.all.terms[t]));
+  if (terms.of(kernel::loss_term::cap) != 0)
+    line.add("cap", mean(total.all.of(kernel::loss_term::cap)))
+        .add("cap_coverage", mean(total.all.cap_weight));
   line.add("weight_sum", weight).add("supervised", total.all.supervised);
   const step_sums& m = total.measured;
   if (m.blocks > 0) {

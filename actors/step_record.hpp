@@ -27,6 +27,6 @@ double expected_length(const step_sums& sums);  // eal: sum over k of the produc
 
 // The deterministic part: step (1 = the first), k (batches done), losses, accuracies, norms, rate.
 // Accuracies are left out where no batch of the step was measured.
-json_object step_record(const step_done& done, const step_total& total, bool with_kl);
+json_object step_record(const step_done& done, const step_total& total, const loss_terms& terms);
 
 }  // namespace dflash

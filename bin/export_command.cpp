@@ -22,15 +22,17 @@ struct export_options {
   std::string format = "zlab";
 };
 
-// The fp32 masters of a checkpoint, which it holds beside its drafter in the export dtype.
+// The fp32 weights of a checkpoint, which it holds beside its drafter in the export dtype: their
+// moving average if the run kept one, as in its drafter, else the masters.
 drafter_weights load_masters(const std::filesystem::path& file, const drafter_config& config) {
   const auto stored = safetensors_file::open(file);
   auto weights = make_drafter_weights(config, at::kFloat);
+  const std::string kind = stored.find("ema.fc.weight") == nullptr ? "master." : "ema.";
   for (auto& [name, tensor] : named_tensors(weights)) {
-    const auto& master = stored.at("master." + name);
+    const auto& master = stored.at(kind + name);
     if (master.dtype != st_dtype::f32 || master.shape != tensor->sizes().vec())
-      throw error("a master weight is not fp32 of shape " + c10::str(tensor->sizes()),
-                  file.string() + ", master." + name);
+      throw error("a weight is not fp32 of shape " + c10::str(tensor->sizes()),
+                  file.string() + ", " + kind + name);
     std::memcpy(tensor->mutable_data_ptr(), stored.bytes(master).data(), tensor->nbytes());
   }
   return weights;

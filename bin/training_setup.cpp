@@ -176,7 +176,12 @@ training_setup prepare_training(const run_config& config,
   }
   const std::vector<fs::path> shards(c.data.train.begin(), c.data.train.end());
   p.source = std::make_shared<const batch_source>(
-      read_token_shards(shards, target_shape.vocab), c.data.row_tokens, c.data.anchors, c.run.seed);
+      read_token_shards(shards, target_shape.vocab),
+      c.data.row_tokens,
+      c.data.anchors,
+      c.run.seed,
+      0,
+      prefix_draw{.ratio = c.loss.prefix, .block_size = s.drafter.block_size});
   const auto lanes = [](const auto& list) { return static_cast<int64_t>(list.size()); };
   p.plan.emplace(p.source->rows(),
                  c.data.epochs,
@@ -185,12 +190,11 @@ training_setup prepare_training(const run_config& config,
                  c.optim.steps);
   check_schedule(c.optim, p.plan->total_steps());
 
-  const auto kl = c.loss.terms.find("kl");
-  p.with_kl = kl != c.loss.terms.end() && kl->second != 0;
+  p.terms = terms_of(c.loss);
   p.shape.row_tokens = c.data.row_tokens;
   p.shape.width = target_shape.hidden;
   p.shape.taps = lanes(s.drafter.taps);
-  p.shape.last = p.with_kl;
+  p.shape.last = p.terms.teacher();
   p.shape.dtype = p.drafter_dtype = scalar_type(s.dtype);
   p.noise = c.data.noise;
   p.seed = c.run.seed;

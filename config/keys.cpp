@@ -93,12 +93,26 @@ const std::vector<key>& table() {
       {"data.noise", number_key{AT(data.noise), 0.0, 1e3}, "",
        "Uniform noise from -noise to noise on the tapped hidden states while training."},
 
-      {"loss.terms", weights_key{AT(loss.terms), {"ce", "kl"}}, "",
-       "Weight of each term: `ce` (the data's tokens), `kl` (the target's distribution)."},
+      {"loss.terms",
+       weights_key{AT(loss.terms), {loss_term_names.begin(), loss_term_names.end()}}, "",
+       "Weight of each term: `ce` (the data's tokens); against the target's distribution `kl` "
+       "(forward), `rkl` (reverse), `jsd` (Jensen-Shannon), `tv` (total variation), `nla` "
+       "(negative log acceptance), `lk_hybrid` (`kl` blending into `tv`); see losses.md."},
+      {"loss.weighting", text_key{AT(loss.weighting), {"decay", "uniform", "dpace"}}, "",
+       "Weight of a place in its block: falling by `gamma`, all alike, or by the drafter's own "
+       "confidence (D-PACE)."},
       {"loss.gamma", number_key{AT(loss.gamma), 0.0, 1e6, true}, "places",
-       "Place k of a block weighs exp(-(k - 1) / gamma)."},
-      {"loss.temperature", number_key{AT(loss.temperature), 0.0, 1e3, true}, "",
+       "Place k of a block weighs exp(-(k - 1) / gamma) (`decay`)."},
+      {"loss.dpace_alpha", number_key{AT(loss.dpace_alpha), 0.0, 1.0, true}, "",
+       "Smoothing of the confidence in `dpace`: 1 counts what follows, less trusts the drafter."},
+      {"loss.temperature", number_key{AT(loss.temperature), 0.01, 100.0}, "",
        "Temperature of both distributions in `kl`."},
+      {"loss.cap_lambda", number_key{AT(loss.cap_lambda), 0.0, 1e3}, "",
+       "Weight of the entropy where the drafter is right already (confidence-aware training); "
+       "0: off."},
+      {"loss.prefix", number_key{AT(loss.prefix), 0.0, 1.0}, "",
+       "Blocks show l true tokens, the anchor counted, with probability in proportion to "
+       "prefix^l; 0: the anchor alone."},
 
       {"optim.name", text_key{AT(optim.name), {"adamw", "muon"}}, "",
        "`adamw`, or `muon` (Muon on matrices, AdamW on the rest)."},
@@ -106,6 +120,10 @@ const std::vector<key>& table() {
        "Peak learning rate of AdamW."},
       {"optim.muon_lr", number_key{AT(optim.muon_lr), 0.0, 1e3, true}, "",
        "Peak learning rate of Muon."},
+      {"optim.muon_adjust_lr",
+       text_key{AT(optim.muon_adjust_lr), {"match_rms_adamw", "original"}}, "",
+       "How Muon's rate follows a matrix's shape: 0.2 sqrt(longer side), or "
+       "sqrt(max(1, rows / columns))."},
       {"optim.betas", pair_key{AT(optim.betas)}, "",
        "Decay of AdamW's two moments."},
       {"optim.weight_decay", number_key{AT(optim.weight_decay), 0.0, 1e3}, "",
@@ -114,7 +132,11 @@ const std::vector<key>& table() {
        "Largest norm of the whole gradient; 0: no limit."},
       {"optim.accumulation", integer_key{AT(optim.accumulation), 1, 1 << 20}, "batches",
        "Batches of each drafter in an optimizer step."},
-      {"optim.schedule", text_key{AT(optim.schedule), {"cosine", "wsd", "constant"}}, "",
+      {"optim.ema", number_key{AT(optim.ema), 0.0, 0.999999}, "",
+       "Decay per step of a moving average of the weights, which is then what is exported; 0: "
+       "off."},
+      {"optim.schedule",
+       text_key{AT(optim.schedule), {"cosine", "linear", "wsd", "constant"}}, "",
        "Course of the learning rate after the warm-up; `wsd`: stable, then falling."},
       {"optim.warmup", span_key{AT(optim.warmup)}, "share or steps",
        "Rising part at the start."},

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dflash {
@@ -68,10 +69,18 @@ struct data_section {
   bool operator==(const data_section&) const = default;
 };
 
+/// Names of loss.terms, in the order in which they are computed and reported (docs/losses.md).
+inline constexpr std::array<std::string_view, 7> loss_term_names = {
+    "ce", "kl", "rkl", "jsd", "tv", "nla", "lk_hybrid"};
+
 struct loss_section {
-  std::map<std::string, double> terms = {{"ce", 1.0}};  // weight by term: "ce", "kl"
-  double gamma = 7.0;                                   // slot k weighs exp(-(k - 1) / gamma)
-  double temperature = 1.0;                             // of kl
+  std::map<std::string, double> terms = {{"ce", 1.0}};  // weight by name, of loss_term_names
+  std::string weighting = "decay";                      // "decay" | "uniform" | "dpace"
+  double gamma = 7.0;        // decay: slot k weighs exp(-(k - 1) / gamma)
+  double dpace_alpha = 0.5;  // dpace: smoothing of the drafter's confidence
+  double temperature = 1.0;  // of kl
+  double cap_lambda = 0.0;   // weight of the entropy of slots that are right; 0: off
+  double prefix = 0.0;       // l true tokens at the head of a block with probability ~ prefix^l
   bool operator==(const loss_section&) const = default;
 };
 
@@ -79,11 +88,13 @@ struct optim_section {
   std::string name = "adamw";  // "adamw" | "muon" (matrices by Muon, the rest by AdamW)
   double lr = 6e-4;
   double muon_lr = 2e-3;
+  std::string muon_adjust_lr = "match_rms_adamw";  // | "original": torch.optim.Muon's two scales
   std::array<double, 2> betas = {0.9, 0.95};
   double weight_decay = 0.0;
   double clip = 1.0;                // of the global gradient norm; 0: off
   std::int64_t accumulation = 1;    // batches per drafter and step
-  std::string schedule = "cosine";  // "cosine" | "wsd" | "constant"
+  double ema = 0.0;                 // decay of the moving average that is exported; 0: off
+  std::string schedule = "cosine";  // "cosine" | "linear" | "wsd" | "constant"
   step_span warmup = {.share = 0.04, .steps = -1};
   step_span decay = {.share = 0.2, .steps = -1};  // wsd: the falling part at the end
   double min_lr_share = 0.1;                      // last rate as a share of the peak

@@ -76,11 +76,33 @@ void check_data(const run_config& c) {
           "a shard is listed twice: " + path, "data.train", "list it once; see data.epochs");
 }
 
-void check_loss(const loss_section& loss) {
+void check_loss(const run_config& c) {
+  const loss_section& loss = c.loss;
   double sum = 0.0;
   for (const auto& [name, weight] : loss.terms) sum += weight;
   if (!(sum > 0.0))
     throw error("no loss term has a weight", "loss.terms", "e.g. terms = { ce = 1.0 }");
+  const auto has = [&](const char* name) {
+    const auto term = loss.terms.find(name);
+    return term != loss.terms.end() && term->second > 0.0;
+  };
+  const loss_section unset;
+  if (loss.weighting == "dpace" && !has("ce"))
+    throw error("D-PACE weighs by the probability of the data's tokens, but ce has no weight",
+                "loss.weighting",
+                "give ce a weight in loss.terms, or set weighting = \"decay\"");
+  if (loss.weighting != "dpace" && loss.dpace_alpha != unset.dpace_alpha)
+    throw error("dpace_alpha is set, but the weighting is \"" + loss.weighting + "\"",
+                "loss.dpace_alpha",
+                "leave it out, or set loss.weighting = \"dpace\"");
+  if (loss.temperature != unset.temperature && !has("kl"))
+    throw error("a temperature is set, but kl has no weight, and no other term has one",
+                "loss.temperature",
+                "leave it out, or give kl a weight in loss.terms");
+  if (loss.prefix > 0.0 && c.draft.block_size < 3)
+    throw error("a block of 2 has no place for a prefix longer than the anchor",
+                "loss.prefix",
+                "set prefix = 0.0, or a larger draft.block_size");
 }
 
 void check_optim(const optim_section& optim) {
@@ -113,7 +135,7 @@ void validate(const run_config& config) {
   check_required(config);
   check_draft(config.draft);
   check_data(config);
-  check_loss(config.loss);
+  check_loss(config);
   check_optim(config.optim);
   check_lanes(config.layout.targets, "layout.targets");
   check_lanes(config.layout.drafters, "layout.drafters");

@@ -107,6 +107,31 @@ void draw_anchors(batch& b, uint64_t seed, int64_t anchors) {
   }
 }
 
+// l in 1..n with probability ~ ratio^l, n = the last supervised slot of the block, so that a slot
+// to learn from is always left.
+void draw_prefixes(batch& b, uint64_t seed, const prefix_draw& how) {
+  b.prefix.assign(b.anchors.size(), 1);
+  const random_stream random{seed, random_domain::prefix, b.k};
+  size_t document = 0;
+  for (size_t i = 0; i < b.anchors.size(); ++i) {
+    if (b.anchor_valid[i] == 0) continue;
+    while (b.doc_offsets[document + 1] <= b.anchors[i]) ++document;
+    int32_t last = 1;
+    const int32_t end = b.doc_offsets[document + 1];
+    for (int32_t k = 2; k < how.block_size && b.anchors[i] + k < end; ++k)
+      if (b.loss_mask[b.anchors[i] + k] != 0) last = k;
+    double total = 0, share = 1;
+    for (int32_t l = 0; l < last; ++l, share *= how.ratio) total += share;
+    double left = random.uniform(i) * total;
+    share = 1;
+    while (b.prefix[i] < last && left >= share) {
+      left -= share;
+      share *= how.ratio;
+      ++b.prefix[i];
+    }
+  }
+}
+
 std::vector<int32_t> permutation(int64_t rows, uint64_t seed, uint64_t epoch) {
   std::vector<int32_t> order(rows);
   std::iota(order.begin(), order.end(), 0);
@@ -143,13 +168,18 @@ std::vector<int64_t> anchor_quotas(std::span<const int64_t> supervised,
   return quotas;
 }
 
-batch_source::batch_source(
-    token_set documents, int64_t row_tokens, int64_t anchors, uint64_t seed, int32_t pad_token)
+batch_source::batch_source(token_set documents,
+                           int64_t row_tokens,
+                           int64_t anchors,
+                           uint64_t seed,
+                           int32_t pad_token,
+                           prefix_draw prefix)
     : documents_(std::move(documents)),
       packed_(pack_documents(documents_, row_tokens)),
       anchors_(anchors),
       seed_(seed),
-      pad_token_(pad_token) {
+      pad_token_(pad_token),
+      prefix_(prefix) {
   DFLASH_CHECK(anchors > 0 && row_tokens <= std::numeric_limits<int32_t>::max(),
                "anchors and row length are in range",
                anchors,
@@ -193,6 +223,7 @@ batch batch_source::make(uint64_t k) const {
   b.input_ids.resize(row_tokens(), pad_token_);
   b.loss_mask.resize(row_tokens(), 0);
   draw_anchors(b, seed_, anchors_);
+  if (prefix_.ratio > 0) draw_prefixes(b, seed_, prefix_);
   return b;
 }
 

@@ -22,6 +22,8 @@ struct batch {
   std::vector<uint8_t> loss_mask;     // [T], padding 0
   std::vector<int32_t> anchors;       // [A] positions in the row: valid ones rising, then zeros
   std::vector<uint8_t> anchor_valid;  // [A] 1 or 0; an invalid anchor stands at 0 and has weight 0
+  std::vector<int32_t> prefix;        // [A] true tokens at the head of a block, the anchor counted,
+                                      // none of which is supervised; empty: 1 everywhere
   std::vector<int64_t> documents;     // [real_docs] ids in the token_set
 };
 
@@ -32,6 +34,13 @@ std::vector<int64_t> anchor_quotas(std::span<const int64_t> supervised,
                                    std::span<const int64_t> candidates,
                                    int64_t anchors);
 
+/// Variable prefix (arXiv 2606.04446): blocks show l true tokens with probability ~ ratio^l. 0: the
+/// anchor alone.
+struct prefix_draw {
+  double ratio = 0;
+  int64_t block_size = 2;
+};
+
 /// Immutable after construction; make() may be called by any number of threads.
 class batch_source {
 public:
@@ -41,7 +50,8 @@ public:
                int64_t row_tokens,
                int64_t anchors,
                uint64_t seed,
-               int32_t pad_token = 0);
+               int32_t pad_token = 0,
+               prefix_draw prefix = {});
 
   int64_t rows() const { return static_cast<int64_t>(packed_.rows.size()); }
   int64_t row_tokens() const { return packed_.row_tokens; }
@@ -62,6 +72,7 @@ private:
   int64_t anchors_;
   uint64_t seed_;
   int32_t pad_token_;
+  prefix_draw prefix_;
 };
 
 /// Context rows that some valid anchor's block can see, rising. window = the widest of the

@@ -93,6 +93,9 @@ std::vector<std::pair<std::string, at::Tensor>> trainer_tensors(drafter_trainer&
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (const auto& [name, tensor] : named_tensors(trainer.masters()))
     all.emplace_back("master." + name, *tensor);
+  if (const drafter_weights* average = trainer.average())
+    for (const auto& [name, tensor] : named_tensors(*average))
+      all.emplace_back("ema." + name, *tensor);
   for (auto& [name, tensor] : trainer.state().state()) all.emplace_back(name, tensor);
   return all;
 }
@@ -295,7 +298,7 @@ void save_checkpoint(const fs::path& checkpoints,
     write_file_atomically(aside / state_file, state_json(state));
     write_file_atomically(aside / config_file, options.config_toml);
     write_zlab_files(
-        aside, trainer.config(), trainer.masters(), options.export_dtype, options.extras);
+        aside, trainer.config(), trainer.exported(), options.export_dtype, options.extras);
     write_file_atomically(aside / checksums_file, checksums_text(aside));
     fsync_directory(aside);
     if (fs::exists(fs::symlink_status(folder))) {  // damaged: the run came here from before it

@@ -88,7 +88,10 @@ pass_plan plan_pass(const drafter_config& c, const batch& tokens, const at::Devi
       plan.layout.begin[a] = begin;
       plan.layout.anchor[a] = anchor;
     }  // else: no context, so that the block sees itself alone (dflash.md 4.4)
-    ids[a * b] = tokens.input_ids[static_cast<size_t>(anchor)];
+    // The anchor, and what a variable prefix shows besides (it stays within the document).
+    const size_t shown = tokens.prefix.empty() ? 1 : static_cast<size_t>(tokens.prefix[a]);
+    for (size_t k = 0; k < shown; ++k)
+      ids[a * b + k] = tokens.input_ids[static_cast<size_t>(anchor) + k];
     for (size_t k = 0; k < b; ++k) {
       positions[a * b + k] = anchor - begin + static_cast<int32_t>(k);
       if (k > 0) queries.push_back(positions[a * b + k]);

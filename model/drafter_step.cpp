@@ -23,10 +23,12 @@ batch with_valid_anchors(const batch& tokens) {
   batch out = tokens;
   out.anchors.clear();
   out.anchor_valid.clear();
+  out.prefix.clear();
   for (size_t a = 0; a < tokens.anchors.size(); ++a) {
     if (!tokens.anchor_valid[a]) continue;
     out.anchors.push_back(tokens.anchors[a]);
     out.anchor_valid.push_back(1);
+    if (!tokens.prefix.empty()) out.prefix.push_back(tokens.prefix[a]);
   }
   return out;
 }
@@ -42,9 +44,15 @@ struct drafter_trainer::implementation {
                  compute_dtype dtype,
                  uint64_t total_steps)
       : config(std::move(shape)),
-        gamma(loss.gamma),
+        weights(weights_of(loss)),
+        ema(optim.ema),
         frozen(std::move(parts)),
-        head(frozen.head, frozen.final_norm, frozen.rms_eps, config.block_size, terms_of(loss)),
+        head(frozen.head,
+             frozen.final_norm,
+             frozen.rms_eps,
+             config.block_size,
+             terms_of(loss),
+             weights),
         type(scalar_type(dtype)) {
     DFLASH_CHECK(frozen.embedding.scalar_type() == type, "embedding in the compute dtype");
     const auto options = frozen.embedding.options().dtype(at::kFloat);
@@ -54,6 +62,11 @@ struct drafter_trainer::implementation {
     const auto to = named_tensors(masters);
     DFLASH_CHECK(from.size() == to.size(), "masters of another shape");
     for (size_t i = 0; i < to.size(); ++i) to[i].second->copy_(*from[i].second);
+
+    if (ema > 0) {
+      flat_average = flat.clone();
+      average = view_drafter_weights(config, flat_average);
+    }
 
     flat_gradient = at::zeros_like(flat);
     gradient = view_drafter_weights(config, flat_gradient);
@@ -81,7 +94,7 @@ struct drafter_trainer::implementation {
     // Empty anchor slots keep shapes fixed for a GPU; on the CPU their blocks are left out.
     const batch trimmed =
         frozen.embedding.is_cpu() ? with_valid_anchors(*input.tokens) : *input.tokens;
-    const slot_plan slots = plan_slots(trimmed, config.block_size, gamma);
+    const slot_plan slots = plan_slots(trimmed, config.block_size, weights);
     if (slots.weight_sum == 0) {  // nothing supervised: adds 0 to every sum
       step_sums none;
       none.hits_at.assign(static_cast<size_t>(config.block_size), 0);
@@ -106,12 +119,13 @@ struct drafter_trainer::implementation {
   }
 
   drafter_config config;
-  double gamma;
+  slot_weights weights;
+  double ema;
   frozen_parts frozen;
   head_loss head;
   at::ScalarType type;
-  at::Tensor flat, flat_gradient, flat_compute;
-  drafter_weights masters, gradient, compute;
+  at::Tensor flat, flat_gradient, flat_compute, flat_average;
+  drafter_weights masters, gradient, compute, average;
   std::unique_ptr<optimizer> optim_state;
   std::unique_ptr<drafter_body> body;
   stage_timer timer;
@@ -170,6 +184,7 @@ update_report drafter_trainer::apply(const at::Tensor& reduced_gradient,
   for (const auto& [name, tensor] : named_tensors(views)) gradients.push_back(*tensor);
   impl_->timer.reset();
   const update_report report = impl_->optim_state->apply(gradients, weight_sum, step);
+  if (impl_->ema > 0 && !report.skipped) impl_->flat_average.lerp_(impl_->flat, 1.0 - impl_->ema);
   impl_->timer.mark("update");
   clear_gradient();
   return report;
@@ -186,6 +201,12 @@ const drafter_weights& drafter_trainer::compute() const {
 }
 const at::Tensor& drafter_trainer::flat_masters() const {
   return impl_->flat;
+}
+const drafter_weights* drafter_trainer::average() const {
+  return impl_->ema > 0 ? &impl_->average : nullptr;
+}
+const drafter_weights& drafter_trainer::exported() const {
+  return impl_->ema > 0 ? impl_->average : impl_->masters;
 }
 optimizer& drafter_trainer::state() {
   return *impl_->optim_state;

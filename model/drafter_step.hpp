@@ -26,8 +26,9 @@ namespace dflash {
 // What the drafter reads of one batch. The tensors are only read; they may be dropped when
 // accumulate returns.
 struct drafter_input {
-  std::vector<at::Tensor> taps;   // nT x [T, Ht], compute dtype
-  at::Tensor last_hidden;         // [T, Ht] before the final norm; undefined unless the loss has kl
+  std::vector<at::Tensor> taps;  // nT x [T, Ht], compute dtype
+  at::Tensor
+      last_hidden;  // [T, Ht] before the final norm; undefined unless the loss reads the teacher
   const batch* tokens = nullptr;  // not owned
 };
 
@@ -82,7 +83,12 @@ public:
   // What forward passes use: matrices in the compute dtype, norms fp32.
   const drafter_weights& compute() const;
   const at::Tensor& flat_masters() const;  // [P] fp32
-  optimizer& state();                      // moments and update count, for checkpoints
+  // Moving average of the masters (optim.ema), fp32; null: there is none. Starts as the masters; a
+  // skipped step leaves it alone.
+  const drafter_weights* average() const;
+  // What a checkpoint exports: the average if there is one, else the masters.
+  const drafter_weights& exported() const;
+  optimizer& state();  // moments and update count, for checkpoints
   // After masters and moments were filled from a checkpoint.
   void refresh_compute();
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -30,9 +31,17 @@ at::Tensor ids_tensor(std::span<const int32_t> ids, const at::Device& device) {
       .to(device);
 }
 
+at::Tensor float_tensor(std::span<const float> values, const at::Device& device) {
+  return at::from_blob(const_cast<float*>(values.data()),
+                       {static_cast<int64_t>(values.size())},
+                       at::TensorOptions().dtype(at::kFloat))
+      .to(device);
+}
+
 // Values of all slots of a batch, [A (B-1)]; rank -1 where not supervised.
 struct slot_values {
-  std::vector<float> ce, kl;
+  std::array<std::vector<float>, kernel::loss_term_count> term;
+  std::vector<float> weight;  // final ones
   std::vector<int32_t> rank;
 };
 
@@ -42,22 +51,28 @@ void add_blocks(step_sums& s,
                 const slot_values& r,
                 const loss_terms& terms,
                 bool metrics) {
-  const int64_t per_block = plan.block_size - 1, rows = static_cast<int64_t>(r.ce.size());
+  const int64_t per_block = plan.block_size - 1, rows = static_cast<int64_t>(r.rank.size());
+  constexpr size_t cap = kernel::index_of(kernel::loss_term::cap);
   for (int64_t begin = 0; begin < rows; begin += per_block) {
     int64_t lead = 0, supervised = 0;
     bool leading = true;
     for (int64_t k = 0; k < per_block; ++k) {
       const size_t i = static_cast<size_t>(begin + k);
-      const double w = static_cast<double>(plan.weight[i]);
-      if (w == 0) {
+      if (plan.weight[i] == 0) {
         leading = false;
         continue;
       }
-      const double ce = static_cast<double>(r.ce[i]), kl = static_cast<double>(r.kl[i]);
+      const double w = static_cast<double>(r.weight[i]);
       s.weight_sum += w;
-      s.ce += w * ce;
-      s.kl += w * kl;
-      s.loss += w * (terms.ce * ce + terms.kl * kl);
+      double loss = 0;
+      for (size_t t = 0; t < r.term.size(); ++t) {
+        if (r.term[t].empty()) continue;
+        const double value = static_cast<double>(r.term[t][i]);
+        s.terms[t] += w * value;
+        loss += terms.factor[t] * value;
+      }
+      s.loss += w * loss;
+      if (!r.term[cap].empty() && r.rank[i] == 0) s.cap_weight += w;
       ++s.supervised;
       ++supervised;
       ++s.supervised_at[static_cast<size_t>(k + 1)];
@@ -83,13 +98,18 @@ void add_blocks(step_sums& s,
 
 }  // namespace
 
-head_loss::head_loss(
-    packed_linear head, at::Tensor final_norm, double rms_eps, int64_t block_size, loss_terms terms)
+head_loss::head_loss(packed_linear head,
+                     at::Tensor final_norm,
+                     double rms_eps,
+                     int64_t block_size,
+                     loss_terms terms,
+                     slot_weights weights)
     : head_(std::move(head)),
       final_norm_(std::move(final_norm)),
       rms_eps_(rms_eps),
       block_size_(block_size),
-      terms_(terms) {}
+      terms_(terms),
+      weights_(weights) {}
 
 at::Tensor head_loss::teacher_logits(const at::Tensor& last_hidden,
                                      std::span<const int32_t> positions) const {
@@ -107,8 +127,8 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
                                  bool metrics,
                                  stage_timer& timer) const {
   DFLASH_CHECK(plan.block_size == block_size_, "plan of another block size");
-  const bool kl = terms_.kl != 0;
-  DFLASH_CHECK(!kl || last_hidden.defined(), "kl needs the target's last hidden rows");
+  const bool taught = terms_.teacher();
+  DFLASH_CHECK(!taught || last_hidden.defined(), "a term needs the target's last hidden rows");
   timer.reset();
   const size_t slots = plan.weight.size();
   // Slots without supervision cost as much as others and give nothing: on the CPU, where shapes are
@@ -127,17 +147,16 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
   const at::Tensor ids = ids_tensor(rows, hidden.device());
   const at::Tensor input = all ? hidden : at::index_select(hidden, 0, ids);
   at::Tensor d_input = gradient ? at::empty_like(input) : at::Tensor();
-  slot_values values{.ce = std::vector<float>(slots),
-                     .kl = std::vector<float>(slots),
-                     .rank = std::vector<int32_t>(slots, -1)};
-  const kernel::loss_factors factors{
-      .ce = terms_.ce, .kl = terms_.kl, .temperature = terms_.temperature};
+  slot_values values;
+  values.rank.assign(slots, -1);
+  for (size_t t = 0; t < values.term.size(); ++t)
+    if (t == 0 || terms_.factor[t] != 0) values.term[t].assign(slots, 0.0f);  // ce always
   const int64_t total = static_cast<int64_t>(rows.size());
   for (int64_t first = 0; first < total; first += chunk_rows) {
     const int64_t n = std::min(chunk_rows, total - first);
     const size_t at = static_cast<size_t>(first), count = static_cast<size_t>(n);
     at::Tensor target_logits;
-    if (kl) {
+    if (taught) {
       target_logits = teacher_logits(last_hidden, std::span(teacher).subspan(at, count));
       timer.mark("head.teacher");
     }
@@ -147,12 +166,12 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
                                                          target_logits,
                                                          std::span(label).subspan(at, count),
                                                          std::span(weight).subspan(at, count),
-                                                         factors,
+                                                         terms_,
                                                          gradient);
     for (size_t i = 0; i < count; ++i) {
       const size_t slot = static_cast<size_t>(rows[at + i]);
-      values.ce[slot] = r.ce[i];
-      values.kl[slot] = r.kl[i];
+      for (size_t t = 0; t < values.term.size(); ++t)
+        if (!values.term[t].empty()) values.term[t][slot] = r.term[t][i];
       values.rank[slot] = r.rank[i];
     }
     timer.mark("head.rows");
@@ -162,6 +181,15 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
     // x H in memory.
     at::mm_out(d, logits, head_.weight());
     timer.mark("head.back");
+  }
+  values.weight = plan.weight;
+  if (weights_.how == slot_weights::kind::dpace) {
+    // Weights come from the losses themselves; gradients are linear in them, so that they can be
+    // laid on the narrow side of the head.
+    values.weight = dpace_weights(plan, values.term[0], weights_.alpha);
+    for (size_t i = 0; i < rows.size(); ++i)
+      weight[i] = values.weight[static_cast<size_t>(rows[i])];
+    if (gradient) d_input.mul_(float_tensor(weight, hidden.device()).unsqueeze(1));
   }
   result out;
   out.sums.hits_at.assign(static_cast<size_t>(block_size_), 0);

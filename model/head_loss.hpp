@@ -22,13 +22,15 @@ public:
             at::Tensor final_norm,
             double rms_eps,
             int64_t block_size,
-            loss_terms terms);
+            loss_terms terms,
+            slot_weights weights);
 
   struct result {
     step_sums sums;
     at::Tensor d_hidden;  // [A (B-1), H] like hidden; undefined without gradient
   };
-  // hidden [A (B-1), H] after the drafter's final norm. last_hidden [T, H] raw, for kl only.
+  // hidden [A (B-1), H] after the drafter's final norm. last_hidden [T, H] raw, for terms that read
+  // the teacher only.
   result run(const at::Tensor& hidden,
              const slot_plan& plan,
              const at::Tensor& last_hidden,
@@ -48,6 +50,7 @@ private:
   double rms_eps_;
   int64_t block_size_;
   loss_terms terms_;
+  slot_weights weights_;
 };
 
 }  // namespace dflash

@@ -75,17 +75,19 @@ double optimizer::update_adamw(slot& s, const at::Tensor& gradient, double scale
                                .updates = updates_});
 }
 
-// torch.optim.Muon with momentum 0.95, nesterov, adjust_lr_fn "match_rms_adamw".
+// torch.optim.Muon with momentum 0.95, nesterov and either adjust_lr_fn.
 double optimizer::update_muon(slot& s, const at::Tensor& gradient, double scale, double lr) {
   constexpr double momentum = 0.95;
   s.first.mul_(momentum).add_(gradient, (1.0 - momentum) * scale);
   at::Tensor nesterov = s.first * momentum;
   nesterov.add_(gradient, (1.0 - momentum) * scale);
   const at::Tensor update = newton_schulz(nesterov, bf16_newton_schulz_).to(at::kFloat);
-  const double longer = static_cast<double>(std::max(gradient.size(0), gradient.size(1)));
+  const double r = static_cast<double>(gradient.size(0)), c = static_cast<double>(gradient.size(1));
+  const double adjusted = options_.muon_adjust_lr == "original" ? std::sqrt(std::max(1.0, r / c))
+                                                                : 0.2 * std::sqrt(std::max(r, c));
   nesterov.copy_(s.p.weight);  // now the weight before the update
   s.p.weight.mul_(1.0 - lr * options_.weight_decay);
-  s.p.weight.add_(update, -lr * 0.2 * std::sqrt(longer));
+  s.p.weight.add_(update, -lr * adjusted);
   if (s.p.compute.defined()) s.p.compute.copy_(s.p.weight);
   return kernel::sum_of_squares(nesterov.sub_(s.p.weight));
 }

@@ -15,7 +15,7 @@ double schedule_factor(const optim_section& optim, uint64_t step, uint64_t total
   const uint64_t warm = optim.warmup.of(total);
   if (step < warm) return static_cast<double>(step + 1) / static_cast<double>(warm);
   if (optim.schedule == "constant") return 1.0;
-  // The falling part starts after warm-up (cosine) or `decay` steps before the end (wsd).
+  // The falling part starts after warm-up (cosine, linear) or `decay` steps before the end (wsd).
   uint64_t start = warm;
   if (optim.schedule == "wsd")
     start = std::max(warm, total - std::min(total, optim.decay.of(total)));
@@ -23,6 +23,7 @@ double schedule_factor(const optim_section& optim, uint64_t step, uint64_t total
   const double progress =
       static_cast<double>(step - start + 1) / static_cast<double>(total - start);
   const double low = optim.min_lr_share;
+  if (optim.schedule == "linear") return low + (1.0 - low) * (1.0 - progress);
   return low + (1.0 - low) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
 }
 

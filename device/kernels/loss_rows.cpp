@@ -2,6 +2,7 @@
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #include "device/kernels/loss_rows.hpp"
 
+#include <array>
 #include <cmath>
 
 #include "config/error.hpp"
@@ -19,15 +20,21 @@ namespace dflash::kernel {
 struct loss_row_task {
   size_t n;  // V
   size_t label;
-  float weight, ce_factor, kl_factor, temperature;
+  float weight, temperature;
+  std::array<float, loss_term_count> factor;
+  bool only_ce_kl;  // no factor but these two
   bool gradient;
+  bool entropy;  // cap counts in this row
+  float of(loss_term t) const { return factor[index_of(t)]; }
 };
 struct loss_row_values {
-  float ce, kl;
+  std::array<float, loss_term_count> term;
   int32_t rank;
 };
 }  // namespace dflash::kernel
 #endif
+
+#include "device/kernels/loss_terms-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace dflash::kernel::HWY_NAMESPACE {
@@ -101,7 +108,12 @@ HWY_INLINE void write_softmax(T* z, size_t n, float lse, float factor) {
 }
 
 template <class T>
-HWY_INLINE loss_row_values loss_row(T* z, const T* u, const loss_row_task& t) {
+HWY_INLINE float log_sum_exp(const T* x, size_t n, float scale, float top) {
+  return top * scale + std::log(sum_exp(x, n, scale, top * scale));
+}
+
+template <class T>
+HWY_INLINE loss_row_values loss_row(T* z, const T* u, loss_row_task t) {
   const float_tag d;
   const size_t lanes = hn::Lanes(d);
   const float zy = static_cast<float>(z[t.label]);
@@ -111,22 +123,38 @@ HWY_INLINE loss_row_values loss_row(T* z, const T* u, const loss_row_task& t) {
   out.rank += scan<false>(z, t.label, t.n, zy, &most);
   const float top = max_lanes(d, most);
   const float lse = top + std::log(sum_exp(z, t.n, 1.0f, top));
-  out.ce = lse - zy;
-  if (u == nullptr) {
+  out.term[index_of(loss_term::ce)] = lse - zy;
+  t.entropy = t.of(loss_term::cap) != 0 && out.rank == 0;
+  if (u == nullptr && !t.entropy) {
     if (t.gradient) {
-      const float f = t.weight * t.ce_factor;
+      const float f = t.weight * t.of(loss_term::ce);
       write_softmax(z, t.n, lse, f);
       z[t.label] = static_cast<T>(f * (std::exp(zy - lse) - 1.0f));
     }
     return out;
   }
   const float k = 1.0f / t.temperature;
+  if (u == nullptr) {
+    row_of_terms(z, u, t, {.z_lse = lse}, out);
+    return out;
+  }
   auto u_most = hn::Set(d, -INFINITY);
   (void)scan<false>(u, 0, t.n, INFINITY, &u_most);
+  if (!t.only_ce_kl) {
+    const float most_u = max_lanes(d, u_most);
+    row_norms norms{.z_lse = lse, .u_lse = log_sum_exp(u, t.n, 1.0f, most_u), .scale = k};
+    if (k != 1.0f && t.of(loss_term::kl) != 0) {
+      norms.z_lse_scaled = log_sum_exp(z, t.n, k, top);
+      norms.u_lse_scaled = log_sum_exp(u, t.n, k, most_u);
+    }
+    row_of_terms(z, u, t, norms, out);
+    return out;
+  }
   const float u_top = max_lanes(d, u_most) * k;
   const float u_lse = u_top + std::log(sum_exp(u, t.n, k, u_top));
   const float z_lse = k == 1.0f ? lse : top * k + std::log(sum_exp(z, t.n, k, top * k));
-  const float f_ce = t.weight * t.ce_factor, f_kl = t.weight * t.kl_factor * t.temperature;
+  const float f_ce = t.weight * t.of(loss_term::ce);
+  const float f_kl = t.weight * t.of(loss_term::kl) * t.temperature;
   const auto kv = hn::Set(d, k), uo = hn::Set(d, -u_lse), zo = hn::Set(d, -z_lse);
   const auto lo = hn::Set(d, lse), fc = hn::Set(d, f_ce), fk = hn::Set(d, f_kl);
   auto cross = hn::Zero(d);
@@ -146,7 +174,7 @@ HWY_INLINE loss_row_values loss_row(T* z, const T* u, const loss_row_task& t) {
     else
       store_n(d, g, z + i, rest);
   }
-  out.kl = sum_lanes(d, cross) * t.temperature * t.temperature;
+  out.term[index_of(loss_term::kl)] = sum_lanes(d, cross) * t.temperature * t.temperature;
   if (t.gradient && f_ce != 0.0f) {
     const float zl = zy * k - z_lse, ul = static_cast<float>(u[t.label]) * k - u_lse;
     z[t.label] =
@@ -183,6 +211,18 @@ void run(Kernel kernel,
          bool gradient,
          loss_row_results& out) {
   const int64_t rows = logits.size(0), n = logits.size(1);
+  loss_row_task common{.n = static_cast<size_t>(n),
+                       .label = 0,
+                       .weight = 0,
+                       .temperature = static_cast<float>(factors.temperature),
+                       .factor = {},
+                       .only_ce_kl = true,
+                       .gradient = gradient,
+                       .entropy = false};
+  for (size_t i = 0; i < loss_term_count; ++i) {
+    common.factor[i] = static_cast<float>(factors.factor[i]);
+    common.only_ce_kl = common.only_ce_kl && (i < 2 || factors.factor[i] == 0);
+  }
   T* z = logits.data_ptr<T>();
   const T* u = teacher.defined() ? teacher.const_data_ptr<T>() : nullptr;
   // Grain of one row: rows without weight cost nothing, so large parts would be uneven.
@@ -193,16 +233,11 @@ void run(Kernel kernel,
         if (gradient) std::fill_n(z + r * n, n, T(0));
         continue;
       }
-      const loss_row_task task{.n = static_cast<size_t>(n),
-                               .label = static_cast<size_t>(labels[i]),
-                               .weight = weights[i],
-                               .ce_factor = static_cast<float>(factors.ce),
-                               .kl_factor = static_cast<float>(factors.kl),
-                               .temperature = static_cast<float>(factors.temperature),
-                               .gradient = gradient};
+      loss_row_task task = common;
+      task.label = static_cast<size_t>(labels[i]);
+      task.weight = weights[i];
       const loss_row_values v = kernel(z + r * n, u ? u + r * n : nullptr, task);
-      out.ce[i] = v.ce;
-      out.kl[i] = v.kl;
+      for (size_t j = 0; j < loss_term_count; ++j) out.term[j][i] = v.term[j];
       out.rank[i] = v.rank;
     }
   });
@@ -218,6 +253,7 @@ loss_row_results loss_rows(at::Tensor& logits,
                            bool gradient) {
   const size_t rows = static_cast<size_t>(logits.size(0));
   DFLASH_CHECK(labels.size() == rows && weights.size() == rows, "one label and weight per row");
+  DFLASH_CHECK(teacher.defined() || !factors.teacher(), "a term needs the teacher's logits");
   const auto type = logits.scalar_type();
   const bool fits =
       logits.is_cpu() && logits.is_contiguous() && (type == at::kFloat || type == at::kBFloat16) &&
@@ -229,9 +265,9 @@ loss_row_results loss_rows(at::Tensor& logits,
     if (gradient) logits.copy_(g);
     return out;
   }
-  loss_row_results out{.ce = std::vector<float>(rows),
-                       .kl = std::vector<float>(rows),
-                       .rank = std::vector<int32_t>(rows, -1)};
+  loss_row_results out;
+  for (std::vector<float>& values : out.term) values.assign(rows, 0.0f);
+  out.rank.assign(rows, -1);
   if (type == at::kBFloat16)
     run<BFloat16>(
         HWY_DYNAMIC_DISPATCH(loss_row_b), logits, teacher, labels, weights, factors, gradient, out);

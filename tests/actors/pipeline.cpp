@@ -63,7 +63,7 @@ public:
     parts_.block_size = 4;
     parts_.metrics_every = 2;
     parts_.progress = false;
-    parts_.with_kl = l.kl;
+    if (l.kl) parts_.terms.of(kernel::loss_term::kl) = 0.5;
     parts_.save_every = l.save_every;
     if (!folder_.empty()) parts_.metrics_file = folder_ / "metrics.jsonl";
     if (l.keep_bytes > 0)

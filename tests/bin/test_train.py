@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import unittest
@@ -10,6 +11,14 @@ import numpy as np
 
 from tests.bin.fixture import DFLASH, VOCAB, ProgramTest, write_documents, write_target
 from tools.common import read_shard, write_shard, write_tensors
+
+
+def tensor_bytes(path, name):
+    with open(path, "rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        begin, end = json.loads(f.read(size))[name]["data_offsets"]
+        f.seek(begin, os.SEEK_CUR)
+        return f.read(end - begin)
 
 
 class Train(ProgramTest):
@@ -69,6 +78,27 @@ class Train(ProgramTest):
         fixed = lambda rows: [(r.get("step"), r.get("loss")) for r in rows]
         self.assertEqual(fixed(self.steps()), fixed(self.steps("whole")))
 
+    def test_a_mixed_loss_with_an_average_of_weights_resumes_to_the_bit_and_exports_the_average(self):
+        more = ("--loss.terms={ce=1,kl=0.5,tv=0.2}", "--loss.weighting=dpace", "--loss.cap_lambda=0.1", "--loss.prefix=0.5", "--optim.ema=0.5",
+                "--optim.schedule=linear", "--optim.steps=8", "--checkpoint.every=4", "--metrics.every=1", "--optim.warmup=0")  # fmt: skip
+        self.succeeds(*self.train(*more))
+        whole, lines = self.weights("run", 8), self.steps()
+        for name in ("loss", "ce", "kl", "tv", "cap", "cap_coverage"):
+            self.assertIn(name, lines[0])
+        self.assertNotIn("rkl", lines[0])
+        self.assertGreater(lines[0]["kl"], 0)
+        shutil.rmtree(self.path("run", "checkpoints", "step-8"))
+        self.succeeds(*self.train(*more, "--resume", '--layout.targets=["cpu:0", "cpu:1"]'))
+        self.assertEqual(self.weights("run", 8), whole)
+        fixed = lambda rows: [{name: value for name, value in row.items() if name != "time"} for row in rows]
+        self.assertEqual(fixed(self.steps()), fixed(lines))
+        self.succeeds("export", self.path("run"), "--out", self.path("drafter"), "--dtype", "fp32")
+        state = os.path.join(self.path("run", "checkpoints", "step-8"), "trainer_state.safetensors")
+        exported = tensor_bytes(self.path("drafter", "model.safetensors"), "fc.weight")
+        self.assertEqual(exported, tensor_bytes(state, "ema.fc.weight"))
+        self.assertNotEqual(exported, tensor_bytes(state, "master.fc.weight"))
+        self.refused(*self.train(*more, "--resume", "--optim.ema=0.9"), names=["optim.ema"])
+
     def test_resume_with_another_recipe_names_the_key(self):
         self.succeeds(*self.train())
         self.refused(*self.train("--resume", "--optim.lr=2e-3"), names=["optim.lr"])
@@ -93,6 +123,7 @@ class Train(ProgramTest):
         self.refused(*self.train("--data.row_tokens=16"), names=["train.safetensors", "16"])
         self.refused(*self.train("--run.dir=/proc/none"), names=["run.dir"])
         self.refused(*self.train("--net.listen=nonsense"), names=["net.listen"])
+        self.refused(*self.train("--loss.terms={kl=1}", "--loss.weighting=dpace"), names=["loss.weighting", "ce"])
 
     def test_wrong_data_is_refused_by_file(self):
         path = self.path("train.safetensors")

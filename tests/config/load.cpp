@@ -148,8 +148,14 @@ TEST_CASE("values out of range are refused with the range") {
       {"[optim]\nname = \"sgd\"", "optim.name must be one of `adamw`, `muon`, not \"sgd\""},
       {"[metrics]\nevery = 0", "metrics.every must be at least 1, not 0"},
       {"[loss]\nterms = { ce = -1.0 }",
-       "loss.terms must be names `ce`, `kl`, weights at least 0, not -1.0"},
-      {"[loss]\nterms = { tv = 1.0 }", "unknown name \"tv\" in loss.terms"},
+       "loss.terms must be names `ce`, `kl`, `rkl`, `jsd`, `tv`, `nla`, `lk_hybrid`, weights at "
+       "least "
+       "0, not -1.0"},
+      {"[loss]\nterms = { hinge = 1.0 }", "unknown name \"hinge\" in loss.terms"},
+      {"[loss]\ncap_lambda = -1", "loss.cap_lambda must be at least 0, at most 1000, not -1.0"},
+      {"[loss]\nprefix = 1.5", "loss.prefix must be at least 0, at most 1, not 1.5"},
+      {"[loss]\ndpace_alpha = 0.0", "loss.dpace_alpha must be above 0, at most 1, not 0.0"},
+      {"[optim]\nema = 1.0", "optim.ema must be at least 0, at most 0.999999, not 1.0"},
       {"[data]\nkeep_hidden_states = -1", "data.keep_hidden_states must be at least 0, not -1"},
       {"[data]\nkeep_hidden_states = \"8 gigs\"",
        "data.keep_hidden_states is not a size: \"8 gigs\""},

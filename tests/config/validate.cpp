@@ -55,6 +55,22 @@ TEST_CASE("mistakes across keys name the key that is wrong") {
        [](run_config& c) {
          c.loss.terms = {{"ce", 0.0}};
        }},
+      {"loss.weighting",
+       [](run_config& c) {
+         c.loss.terms = {{"kl", 1.0}};
+         c.loss.weighting = "dpace";
+       }},
+      {"loss.dpace_alpha", [](run_config& c) { c.loss.dpace_alpha = 0.3; }},
+      {"loss.temperature",
+       [](run_config& c) {
+         c.loss.terms = {{"ce", 1.0}, {"tv", 1.0}};
+         c.loss.temperature = 2.0;
+       }},
+      {"loss.prefix",
+       [](run_config& c) {
+         c.draft.block_size = 2;
+         c.loss.prefix = 0.9;
+       }},
       {"optim.warmup",
        [](run_config& c) {
          c.optim.steps = 10;
@@ -82,6 +98,17 @@ TEST_CASE("mistakes across keys name the key that is wrong") {
     CHECK(e.where == r.where);
     CHECK_FALSE(e.what_.empty());
   }
+}
+
+TEST_CASE("mixed terms, D-PACE, cap and a prefix together are valid") {
+  run_config c = complete_config();
+  c.loss.terms = {{"ce", 1.0}, {"kl", 0.5}, {"tv", 0.1}};
+  c.loss.temperature = 2.0;
+  c.loss.weighting = "dpace";
+  c.loss.dpace_alpha = 0.3;
+  c.loss.cap_lambda = 0.1;
+  c.loss.prefix = 0.9;
+  CHECK_NOTHROW(validate(c));
 }
 
 TEST_CASE("sliding layers with a window are valid") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <set>
 
 #include "data/random.hpp"
@@ -50,6 +51,47 @@ bool is_candidate(const batch& b, int32_t p) {
 }
 
 }  // namespace
+
+TEST_CASE(
+    "prefixes are drawn from the batch number with the given ratio and leave a slot to learn") {
+  constexpr int64_t block = 5;
+  const auto documents = random_documents(3, 40, 60);
+  const batch_source plain(documents, 128, 64, 7);
+  const batch_source source(documents, 128, 64, 7, 0, {.ratio = 0.5, .block_size = block});
+  std::vector<int64_t> open(block, 0);  // [l] of blocks that had all choices
+  int64_t blocks = 0;
+  for (uint64_t k = 0; k < 60; ++k) {
+    const batch b = source.make(k);
+    CHECK(plain.make(k).prefix.empty());
+    CHECK(plain.make(k).anchors == b.anchors);
+    CHECK(source.make(k).prefix == b.prefix);
+    REQUIRE(b.prefix.size() == b.anchors.size());
+    for (size_t i = 0; i < b.anchors.size(); ++i) {
+      const int32_t l = b.prefix[i], a = b.anchors[i];
+      REQUIRE(l >= 1);
+      REQUIRE(l < block);
+      if (!b.anchor_valid[i]) {
+        REQUIRE(l == 1);
+        continue;
+      }
+      const int32_t end = b.doc_offsets[document_of(b, a) + 1];
+      int32_t last = 0;
+      for (int32_t j = 1; j < block && a + j < end; ++j)
+        if (b.loss_mask[a + j]) last = j;
+      REQUIRE(l <= last);
+      if (last == block - 1) {
+        ++open[static_cast<size_t>(l)];
+        ++blocks;
+      }
+    }
+  }
+  REQUIRE(blocks > 1000);
+  // 8 : 4 : 2 : 1 of 15; four standard deviations of a share near one half
+  const double slack = 4 * 0.5 / std::sqrt(static_cast<double>(blocks));
+  for (size_t l = 1; l < block; ++l)
+    CHECK(std::abs(static_cast<double>(open[l]) / static_cast<double>(blocks) -
+                   std::pow(2.0, 4.0 - static_cast<double>(l)) / 15.0) < slack);
+}
 
 TEST_CASE("quotas follow the supervised tokens, ties go to the lower document") {
   using v = std::vector<int64_t>;

@@ -14,7 +14,6 @@
 #include <catch2/catch.hpp>
 
 #include "device/kernels/adamw.hpp"
-#include "device/kernels/loss_rows.hpp"
 #include "device/kernels/norms.hpp"
 #include "device/kernels/tile_gemm.hpp"
 
@@ -122,59 +121,6 @@ TEST_CASE("accumulate overwrites or adds, into strided rows") {
   CHECK(difference(into, a.to(at::kFloat) + b) < 1e-7);
   CHECK(whole.narrow(1, 0, 10).abs().max().item().toFloat() == 0.0f);
   CHECK(whole.narrow(1, 43, 7).abs().max().item().toFloat() == 0.0f);
-}
-
-TEST_CASE("loss rows equal the ATen form: ce, kl, temperature, rank and gradient") {
-  for (const auto type : types)
-    for (const int64_t v : {2, 17, 64, 1003})
-      for (const bool kl : {false, true}) {
-        CAPTURE(v, type, kl);
-        const at::Tensor z = (noise({9, v}, 1) * 5).to(type), u = (noise({9, v}, 2) * 5).to(type);
-        std::vector<int32_t> labels;
-        std::vector<float> weights;
-        for (int i = 0; i < 9; ++i) {
-          labels.push_back(static_cast<int32_t>((i * 131) % v));
-          weights.push_back(i == 4 ? 0.0f : 1.0f / static_cast<float>(i + 1));
-        }
-        const kernel::loss_factors f{
-            .ce = 0.25, .kl = kl ? 0.75 : 0.0, .temperature = kl ? 1.5 : 1.0};
-        at::Tensor want;
-        const auto r =
-            kernel::loss_rows_reference(z, kl ? u : at::Tensor(), labels, weights, f, &want);
-        at::Tensor g = z.clone();
-        const auto got = kernel::loss_rows(g, kl ? u : at::Tensor(), labels, weights, f, true);
-        for (size_t i = 0; i < 9; ++i) {
-          CHECK(got.ce[i] == Approx(r.ce[i]).margin(1e-5));
-          CHECK(got.kl[i] == Approx(r.kl[i]).margin(1e-5));
-          CHECK(got.rank[i] == r.rank[i]);
-        }
-        CHECK(difference(g, want) < bound(type));
-        CHECK(g[4].abs().max().item().toFloat() == 0.0f);
-        at::Tensor kept = z.clone();
-        kernel::loss_rows(kept, kl ? u : at::Tensor(), labels, weights, f, false);
-        CHECK(kept.equal(z));
-      }
-}
-
-TEST_CASE("equal logits: the lowest id wins, as argmax does") {
-  at::Tensor z = at::zeros({2, 40});
-  z.narrow(1, 3, 2).fill_(1.0);
-  z.narrow(1, 30, 1).fill_(1.0);
-  const std::vector<int32_t> labels{3, 30};
-  const std::vector<float> weights{1.0f, 1.0f};
-  const auto r = kernel::loss_rows(z, {}, labels, weights, {}, false);
-  CHECK(r.rank == std::vector<int32_t>{0, 2});
-}
-
-TEST_CASE("logits far apart neither overflow nor lose their gradient") {
-  at::Tensor z = at::zeros({1, 100});
-  z.narrow(1, 5, 1).fill_(3000.0);
-  const std::vector<int32_t> label{7};
-  const std::vector<float> weight{1.0f};
-  const auto r = kernel::loss_rows(z, {}, label, weight, {}, true);
-  CHECK(r.ce[0] == Approx(3000.0f));
-  CHECK(z[0][5].item().toFloat() == Approx(1.0f));
-  CHECK(z[0][7].item().toFloat() == Approx(-1.0f));
 }
 
 TEST_CASE("small products equal loops, for every row and column remainder") {

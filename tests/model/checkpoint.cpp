@@ -10,6 +10,7 @@
 
 #include "config/error.hpp"
 #include "data/files.hpp"
+#include "data/safetensors.hpp"
 #include "tests/model/decode_fixture.hpp"
 
 using namespace dflash;
@@ -17,11 +18,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::unique_ptr<drafter_trainer> trainer(const char* optimizer = "muon") {
+std::unique_ptr<drafter_trainer> trainer(const char* optimizer = "muon", double ema = 0) {
   static const auto shared = decode_test::tiny_target();
   const auto config = decode_test::tiny_drafter_config(4);
   optim_section optim;
   optim.name = optimizer;
+  optim.ema = ema;
   return std::make_unique<drafter_trainer>(config,
                                            loss_section{},
                                            optim,
@@ -92,6 +94,40 @@ TEST_CASE("a checkpoint brings back weights, moments and counts") {
   SECTION("another optimizer's moments are refused by name") {
     const auto other = trainer("adamw");
     CHECK_THROWS_AS(load_checkpoint(*scan.newest, scan.state, *other), error);
+  }
+}
+
+TEST_CASE("a moving average is saved in fp32, goes on to the bit, and is what is exported") {
+  const test::scratch_folder folder;
+  const auto a = trainer("adamw", 0.5);
+  update(*a);
+  checkpoint_state state;
+  state.steps = 1;
+  save_checkpoint(folder.path(), state, *a, {"[run]\n", at::kFloat, {}, 1});
+  const auto scan = find_checkpoint(folder.path());
+  REQUIRE(scan.newest);
+  const auto b = trainer("adamw", 0.5);
+  load_checkpoint(*scan.newest, scan.state, *b);
+  update(*a);
+  update(*b);
+  const auto kept = named_tensors(*a->average()), loaded = named_tensors(*b->average());
+  for (size_t i = 0; i < kept.size(); ++i) CHECK(at::equal(*kept[i].second, *loaded[i].second));
+
+  const auto file = safetensors_file::open(*scan.newest / "trainer_state.safetensors");
+  const auto exported = safetensors_file::open(*scan.newest / "model.safetensors");
+  const auto bytes = [](const safetensors_file& f, const std::string& name) {
+    const auto raw = f.bytes(f.at(name));
+    return std::string(reinterpret_cast<const char*>(raw.data()), raw.size());
+  };
+  CHECK(bytes(exported, "fc.weight") == bytes(file, "ema.fc.weight"));
+  CHECK(bytes(exported, "fc.weight") != bytes(file, "master.fc.weight"));
+
+  SECTION("a run without an average refuses it by name, and the other way round") {
+    const auto other = trainer("adamw");
+    CHECK_THROWS_WITH(load_checkpoint(*scan.newest, scan.state, *other), Catch::Contains("ema."));
+    save(folder.path(), *other, 2);
+    const auto plain = find_checkpoint(folder.path());
+    CHECK_THROWS_WITH(load_checkpoint(*plain.newest, plain.state, *b), Catch::Contains("ema."));
   }
 }
 

@@ -2,98 +2,19 @@
 // bf16.
 #include "model/drafter_step.hpp"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <catch2/catch.hpp>
 
 #include <cmath>
 
+#include "step_fixture.hpp"
+
 using namespace dflash;
-
-namespace {
-
-drafter_config tiny() {
-  return {.layers = 2,
-          .hidden = 24,
-          .intermediate = 20,
-          .heads = 3,
-          .kv_heads = 1,
-          .head_dim = 8,
-          .target_hidden = 24,
-          .vocab = 37,
-          .block_size = 3,
-          .mask_token_id = 2,
-          .sliding_window = 5,
-          .num_target_layers = 6,
-          .max_positions = 64,
-          .rope_theta = 100.0,
-          .rms_eps = 1e-5,
-          .taps = {1, 3, 4},
-          .sliding = {false, true},
-          .causal = {}};
-}
-
-at::Tensor noise(std::vector<int64_t> shape, uint64_t seed, double scale = 1.0) {
-  auto g = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn(shape, g, at::TensorOptions().dtype(at::kFloat)) * scale;
-}
-
-struct problem {
-  explicit problem(drafter_config c = tiny(), int64_t rows = 16) : shape(std::move(c)) {
-    masters = make_drafter_weights(shape, at::kFloat);
-    uint64_t seed = 10;
-    for (const auto& [name, t] : named_tensors(masters)) {
-      t->copy_(noise(t->sizes().vec(), seed++, t->dim() == 1 ? 0.2 : 0.25));
-      if (t->dim() == 1) t->add_(1.0);
-    }
-    frozen = {.embedding = noise({shape.vocab, shape.hidden}, 1),
-              .head = packed_linear(noise({shape.vocab, shape.hidden}, 2)),
-              .final_norm = at::ones({shape.hidden}),
-              .rms_eps = 1e-5};
-    for (size_t j = 0; j < shape.taps.size(); ++j)
-      taps.push_back(noise({rows, shape.target_hidden}, 100 + j));
-    last_hidden = noise({rows, shape.target_hidden}, 99);
-    tokens.doc_offsets = {0, 9, static_cast<int32_t>(rows)};
-    for (int64_t t = 0; t < rows; ++t) {
-      tokens.input_ids.push_back(static_cast<int32_t>((t * 7 + 3) % shape.vocab));
-      tokens.loss_mask.push_back(t != 0 && t != 9);
-    }
-    tokens.anchors = {3, 7, 10, 12, 0};
-    tokens.anchor_valid = {1, 1, 1, 1, 0};
-    loss.terms = {{"ce", 0.6}, {"kl", 0.4}};
-    loss.gamma = 2.0;
-    loss.temperature = 1.3;
-    optim.lr = 3e-3;
-    optim.schedule = "constant";
-    optim.warmup = {.share = 0, .steps = 0};
-  }
-  drafter_trainer trainer(compute_dtype dtype = compute_dtype::fp32) const {
-    frozen_parts parts = frozen;
-    if (dtype == compute_dtype::bf16) {
-      parts.embedding = parts.embedding.to(at::kBFloat16);
-      parts.head = packed_linear(parts.head.weight().to(at::kBFloat16));
-    }
-    return drafter_trainer(shape, loss, optim, masters, parts, dtype, 1000);
-  }
-  drafter_input input() const { return {taps, last_hidden, &tokens}; }
-
-  drafter_config shape;
-  drafter_weights masters;
-  frozen_parts frozen;
-  std::vector<at::Tensor> taps;
-  at::Tensor last_hidden;
-  batch tokens;
-  loss_section loss;
-  optim_section optim;
-};
-
-}  // namespace
+using namespace dflash::test;
 
 TEST_CASE("gradients of every tensor equal finite differences along random directions") {
   problem p;
@@ -169,6 +90,52 @@ TEST_CASE("a gradient that is not finite skips the update: weights and moments s
   CHECK(t.flat_masters().equal(before));
   for (const auto& [name, moment] : t.state().state())
     CHECK(moment.abs().max().item().toFloat() == 0);
+}
+
+TEST_CASE("weight decay shrinks matrices and leaves norms alone, by both optimizers") {
+  problem p;
+  p.optim.weight_decay = 0.1;
+  for (const std::string name : {"adamw", "muon"}) {
+    CAPTURE(name);
+    p.optim.name = name;
+    p.optim.muon_lr = 3e-3;
+    drafter_trainer t = p.trainer();
+    const at::Tensor still = at::zeros_like(t.flat_masters());
+    CHECK_FALSE(t.apply(still, 1.0, 0).skipped);
+    const auto before = named_tensors(p.masters);
+    const auto after = named_tensors(t.masters());
+    for (size_t i = 0; i < after.size(); ++i) {
+      CAPTURE(after[i].first);
+      const at::Tensor start = *before[i].second;
+      if (start.dim() == 1)
+        CHECK(after[i].second->equal(start));
+      else
+        CHECK(at::allclose(*after[i].second, start * (1.0 - 3e-4), 1e-6, 0));
+    }
+  }
+}
+
+TEST_CASE("the moving average follows the masters by its decay, and skipped steps leave it alone") {
+  problem p;
+  CHECK(p.trainer().average() == nullptr);
+  p.optim.ema = 0.75;
+  drafter_trainer t = p.trainer();
+  at::Tensor want = t.flat_masters().clone();
+  for (uint64_t step = 0; step < 3; ++step) {
+    const step_sums s = t.accumulate(p.input());
+    t.apply(t.gradient(), s.weight_sum, step);
+    want = want * 0.75 + t.flat_masters() * 0.25;
+  }
+  t.apply(t.gradient(), 0.0, 3);  // skipped
+  const drafter_weights expected = view_drafter_weights(p.shape, want);
+  REQUIRE(t.average() != nullptr);
+  CHECK(&t.exported() == t.average());
+  const auto found = named_tensors(*t.average()), wanted = named_tensors(expected);
+  for (size_t i = 0; i < found.size(); ++i) {
+    CAPTURE(found[i].first);
+    CHECK(at::allclose(*found[i].second, *wanted[i].second, 1e-6, 1e-7));
+    CHECK_FALSE(found[i].second->equal(*named_tensors(t.masters())[i].second));
+  }
 }
 
 TEST_CASE("four batches in one step equal their sums added by four drafters") {
@@ -277,7 +244,7 @@ TEST_CASE("slots: labels at their own position, same document only, weights by g
   p.tokens.anchors = {7, 10};
   p.tokens.anchor_valid = {1, 1};
   p.tokens.loss_mask[12] = 0;
-  const slot_plan s = plan_slots(p.tokens, 4, 2.0);
+  const slot_plan s = plan_slots(p.tokens, 4, {.gamma = 2.0});
   CHECK(s.label[0] == p.tokens.input_ids[8]);
   CHECK(s.teacher[0] == 7);
   CHECK(s.weight == std::vector<float>{1.0f,

@@ -2,6 +2,10 @@
 // rounding: forward values pass some ten products of 64 to 128 terms (2e-5 relative to the largest
 // element covers sums in another order), gradients twice as many (5e-5). Where two conventions
 // differ, the comment says how ours maps.
+#include <algorithm>
+#include <cmath>
+
+#include "exactness.hpp"
 #include "golden_fixture.hpp"
 
 using namespace dflash;
@@ -17,30 +21,34 @@ golden_case load(const std::string& name) {
 
 // speculators divides by the number of supervised slots + 1e-5, not by their weight (dflash.md 4.7,
 // peers).
-void compare_losses(golden_case& g,
-                    const std::string& term,
-                    const std::string& name,
-                    double gamma) {
+void compare_losses(golden_case& g, const loss_section& loss, const std::string& name) {
   CAPTURE(name);
-  drafter_trainer t = g.trainer(term, gamma);
+  drafter_trainer t = g.trainer(loss);
   const step_sums sums = t.accumulate(g.input());
   const double count = static_cast<double>(sums.supervised) + 1e-5;
-  CHECK(sums.loss / count == Approx(g.values.scalar("spec.loss." + name)).epsilon(1e-5));
+  const double loss_error = std::abs(sums.loss / count / g.values.scalar("spec.loss." + name) - 1);
+  CHECK(loss_error < 1e-5);
   const drafter_weights gradient = view_drafter_weights(g.shape, t.gradient() / count);
   int compared = 0;
+  double worst = 0;
   for (const auto& [tensor_name, tensor] : named_tensors(gradient)) {
     const std::string key = "spec.grad." + name + "." + tensor_name;
     if (!g.values.has(key)) continue;
     CAPTURE(tensor_name);
-    CHECK(difference(*tensor, g.values[key]) < 5e-5);
+    const double found = difference(*tensor, g.values[key]);
+    CHECK(found < 5e-5);
+    worst = std::max(worst, found);
     ++compared;
   }
+  exactness_row("drafter's loss " + name, "speculators 0.9", loss_error, 1e-5);
+  exactness_row("drafter's gradient of " + name, "speculators 0.9", worst, 5e-5);
   CHECK(compared > 0);
 }
 
 }  // namespace
 
-TEST_CASE("drafter forward equals speculators and z-lab: context feature, layers, hidden, logits") {
+TEST_CASE("drafter forward equals speculators and z-lab: context feature, layers, hidden, logits",
+          "[exact]") {
   for (const std::string name : {"case1", "case2"}) {
     CAPTURE(name);
     golden_case g = load(name);
@@ -57,19 +65,24 @@ TEST_CASE("drafter forward equals speculators and z-lab: context feature, layers
   }
 }
 
-TEST_CASE("ce and kl losses and their gradients equal speculators'") {
+TEST_CASE("every loss and its gradients equal speculators'", "[exact]") {
   for (const std::string name : {"case1", "case2"}) {
     CAPTURE(name);
     golden_case g = load(name);
     g.label_by_target();
-    compare_losses(g, "ce", "ce_g4", 4.0);
+    compare_losses(g, golden_case::loss_of("ce", 4.0), "ce_g4");
+    loss_section dpace;
+    dpace.weighting = "dpace";
+    compare_losses(g, dpace, "ce_dpace");
     if (name == "case2") continue;
-    compare_losses(g, "ce", "ce_g7", 7.0);
-    compare_losses(g, "kl", "kl_g4", 4.0);
+    compare_losses(g, golden_case::loss_of("ce", 7.0), "ce_g7");
+    for (const std::string term : {"kl", "rkl", "jsd", "tv", "nla"})
+      compare_losses(g, golden_case::loss_of(term, 4.0), term + "_g4");
+    compare_losses(g, golden_case::loss_of("lk_hybrid", 4.0), "lk_g4");
   }
 }
 
-TEST_CASE("kl over packed documents equals speculators'") {
+TEST_CASE("kl over packed documents equals speculators'", "[exact]") {
   golden_case g = load("case2");
   drafter_trainer t = g.trainer("kl", 4.0);
   const step_sums sums = t.accumulate(g.input());
@@ -77,7 +90,8 @@ TEST_CASE("kl over packed documents equals speculators'") {
         Approx(g.values.scalar("spec.loss.kl_g4")).epsilon(1e-5));
 }
 
-TEST_CASE("losses on data tokens equal SpecForge's and AutoModel's, divided by the weight sum") {
+TEST_CASE("losses on data tokens equal SpecForge's and AutoModel's, divided by the weight sum",
+          "[exact]") {
   golden_case g = load("case1");
   drafter_trainer t = g.trainer("ce", 4.0);
   const step_sums sums = t.accumulate(g.input());
@@ -96,9 +110,14 @@ TEST_CASE("losses on data tokens equal SpecForge's and AutoModel's, divided by t
   drafter_trainer flat = g.trainer("ce", 1e9);
   CHECK(flat.accumulate(g.input()).mean_loss() ==
         Approx(g.values.scalar("sf.loss.ce_none")).epsilon(1e-5));
+  loss_section uniform;
+  uniform.weighting = "uniform";
+  CHECK(g.trainer(uniform).accumulate(g.input()).mean_loss() ==
+        Approx(g.values.scalar("sf.loss.ce_none")).epsilon(1e-5));
 }
 
-TEST_CASE("sliding layers equal z-lab and SpecForge: causal by default, non-causal when told") {
+TEST_CASE("sliding layers equal z-lab and SpecForge: causal by default, non-causal when told",
+          "[exact]") {
   const golden_file inputs("case1.safetensors");
   for (const bool causal : {true, false}) {
     drafter_config shape = golden_config();

@@ -107,10 +107,16 @@ struct golden_case {
             .final_norm = weights["w.verifier_norm.weight"],
             .rms_eps = 1e-6};
   }
-  drafter_trainer trainer(const std::string& term, double gamma) const {
+  static loss_section loss_of(const std::string& term, double gamma) {
     loss_section loss;
     loss.terms = {{term, 1.0}};
     loss.gamma = gamma;
+    return loss;
+  }
+  drafter_trainer trainer(const std::string& term, double gamma) const {
+    return trainer(loss_of(term, gamma));
+  }
+  drafter_trainer trainer(const loss_section& loss) const {
     return drafter_trainer(shape, loss, {}, masters, frozen(), compute_dtype::fp32, 10);
   }
   drafter_input input() const { return {taps, last_hidden, &tokens}; }

@@ -12,29 +12,18 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 
 #include "config/error.hpp"
+#include "exactness.hpp"
 #include "golden_fixture.hpp"
+#include "optimizer_reference.hpp"
 
 using namespace dflash;
 using namespace dflash::test;
 
 namespace {
-
-class reference {
-public:
-  reference()
-      : file_(safetensors_file::open(DFLASH_TEST_DATA "/optimizer_reference.safetensors")) {}
-  at::Tensor operator[](const std::string& name) const {
-    const st_tensor& t = file_.at(name);
-    const auto bytes = file_.bytes(t);
-    return at::from_blob(const_cast<std::byte*>(bytes.data()), t.shape, at::kFloat).clone();
-  }
-
-private:
-  safetensors_file file_;
-};
 
 optim_section constant_rate() {
   optim_section o;
@@ -52,7 +41,8 @@ optim_section constant_rate() {
 // weight 4.
 std::vector<at::Tensor> train(const optim_section& options,
                               const std::vector<std::string>& names,
-                              bool bf16) {
+                              bool bf16,
+                              std::vector<double>* norms = nullptr) {
   const reference r;
   std::vector<at::Tensor> weights;
   std::vector<optimizer::parameter> parameters;
@@ -65,29 +55,71 @@ std::vector<at::Tensor> train(const optim_section& options,
     std::vector<at::Tensor> gradients;
     for (const std::string& name : names)
       gradients.push_back(r["grad." + std::to_string(step) + "." + name] * 4.0);
-    CHECK_FALSE(o.apply(gradients, 4.0, step).skipped);
+    const update_report report = o.apply(gradients, 4.0, step);
+    CHECK_FALSE(report.skipped);
+    if (norms) norms->push_back(report.grad_norm);
   }
   CHECK(o.updates() == 5);
   return weights;
 }
 
-}  // namespace
-
-TEST_CASE("AdamW equals torch.optim.AdamW, without decay on norms") {
-  const std::vector<std::string> names{"wide", "tall", "norm"};
-  const auto weights = train(constant_rate(), names, false);
-  for (size_t i = 0; i < names.size(); ++i)
-    CHECK(difference(weights[i], reference()["adamw." + names[i]]) < 2e-6);
+void check_weights(const std::string& what,
+                   const std::string& against,
+                   const std::string& key,
+                   const std::vector<at::Tensor>& weights,
+                   const std::vector<std::string>& names,
+                   double tolerance) {
+  double worst = 0;
+  for (size_t i = 0; i < names.size(); ++i) {
+    CAPTURE(names[i]);
+    const double found = difference(weights[i], reference()[key + "." + names[i]]);
+    CHECK(found < tolerance);
+    worst = std::max(worst, found);
+  }
+  exactness_row(what, against, worst, tolerance);
 }
 
-TEST_CASE("Muon equals torch.optim.Muon with matched RMS; vectors stay with AdamW") {
+}  // namespace
+
+TEST_CASE("AdamW equals torch.optim.AdamW, without decay on norms", "[exact]") {
+  const std::vector<std::string> names{"wide", "tall", "norm"};
+  const auto weights = train(constant_rate(), names, false);
+  check_weights("AdamW, five steps", "torch.optim.AdamW", "adamw", weights, names, 2e-6);
+}
+
+TEST_CASE("clipped steps equal torch's clip_grad_norm_ and AdamW, norms included", "[exact]") {
+  const std::vector<std::string> names{"wide", "tall", "norm"};
+  optim_section options = constant_rate();
+  options.clip = 0.5;
+  std::vector<double> norms;
+  const auto weights = train(options, names, false, &norms);
+  check_weights("AdamW, clipped", "torch clip_grad_norm_ + AdamW", "clipped", weights, names, 2e-6);
+  const at::Tensor want = reference()["clipped.norms"];
+  for (size_t i = 0; i < norms.size(); ++i)
+    CHECK(norms[i] == Approx(want[static_cast<int64_t>(i)].item().toDouble()).epsilon(1e-6));
+}
+
+TEST_CASE("Muon equals torch.optim.Muon by either scale; vectors stay with AdamW", "[exact]") {
   optim_section options = constant_rate();
   options.name = "muon";
   const std::vector<std::string> names{"wide", "tall", "norm"};
   const auto weights = train(options, names, false);
-  CHECK(difference(weights[0], reference()["muon.wide"]) < 2e-5);
-  CHECK(difference(weights[1], reference()["muon.tall"]) < 2e-5);
+  const std::vector<std::string> matrices{"wide", "tall"};
+  check_weights("Muon, matched RMS", "torch.optim.Muon", "muon", weights, matrices, 2e-5);
   CHECK(difference(weights[2], reference()["adamw.norm"]) < 2e-6);
+  // speculators builds the same two, AdamW with torch's betas and with decay on norms (0 here).
+  optim_section theirs = options;
+  theirs.betas = {0.9, 0.999};
+  check_weights(
+      "Muon and AdamW", "speculators 0.9", "speculators", train(theirs, names, false), names, 2e-5);
+  optim_section original = options;
+  original.muon_adjust_lr = "original";
+  check_weights("Muon, original scale",
+                "torch.optim.Muon",
+                "muon_original",
+                train(original, matrices, false),
+                matrices,
+                2e-5);
   const auto rounded = train(options, names, true);
   for (const size_t i : {size_t{0}, size_t{1}}) {
     const at::Tensor start = reference()["start." + names[i]];

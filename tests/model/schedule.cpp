@@ -1,12 +1,19 @@
 #include "model/schedule.hpp"
 
-#include <catch2/catch.hpp>
+#include <ATen/TensorOperators.h>
 
+#include <algorithm>
+#include <catch2/catch.hpp>
 #include <cmath>
+#include <string>
+#include <tuple>
 
 #include "config/error.hpp"
+#include "exactness.hpp"
+#include "optimizer_reference.hpp"
 
 using namespace dflash;
+using namespace dflash::test;
 
 namespace {
 
@@ -43,8 +50,39 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("each schedule has the rates of transformers' one step later", "[exact]") {
+  // theirs counts from a rate of 0 that is never used; ours starts above it
+  const reference r;
+  const std::tuple<std::string, std::string, double> schedules[] = {{"cosine", "cosine", 0.1},
+                                                                    {"cosine0", "cosine", 0.0},
+                                                                    {"linear", "linear", 0.0},
+                                                                    {"constant", "constant", 0.1},
+                                                                    {"wsd", "wsd", 0.0}};
+  double worst = 0;
+  for (const auto& [key, schedule, low] : schedules) {
+    optim_section o = section(schedule, 4, low);
+    o.decay = {.share = 0, .steps = 6};
+    const at::Tensor want = r["schedule." + key];
+    for (uint64_t s = 0; s < 20; ++s) {
+      CAPTURE(key, s);
+      const double gap =
+          std::abs(schedule_factor(o, s, 20) - want[static_cast<int64_t>(s)].item().toDouble());
+      CHECK(gap < 1e-12);
+      worst = std::max(worst, gap);
+    }
+  }
+  exactness_row("learning rate by step", "transformers' schedules", worst, 1e-12);
+}
+
+TEST_CASE("linear falls in a straight line to its least rate") {
+  const optim_section o = section("linear", 0, 0.5);
+  CHECK(schedule_factor(o, 0, 10) == Approx(0.95));
+  CHECK(schedule_factor(o, 4, 10) == Approx(0.75));
+  CHECK(schedule_factor(o, 9, 10) == Approx(0.5));
+}
+
 TEST_CASE("every schedule stays finite, above zero and at most the peak") {
-  for (const std::string name : {"cosine", "wsd", "constant"})
+  for (const std::string name : {"cosine", "linear", "wsd", "constant"})
     for (const uint64_t total : {1, 2, 3, 10, 1000})
       for (const int64_t warmup : {int64_t{0}, int64_t{1}, static_cast<int64_t>(total)}) {
         optim_section o = section(name, warmup, 0.1);
