@@ -60,7 +60,7 @@ bool dispatch_book::not_finite(const capture_job& job) {
   ++faults_;
   if (e.attempt == 0) {
     e.attempt = 1;
-    e.kept = false;
+    e.kept = options_.targets == 0;  // without targets it can only be read again
     again_.insert(k);
     return true;
   }

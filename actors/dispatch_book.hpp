@@ -21,7 +21,7 @@ namespace dflash {
 struct dispatch_options {
   uint64_t first_k = 0;      // where the run begins, or goes on
   uint64_t end_k = 0;        // of the whole run, exclusive
-  uint32_t targets = 1;      // N: lanes 0 .. N - 1; lane N is the reader of kept hidden states
+  uint32_t targets = 1;      // N: lanes 0 .. N - 1; lane N reads stored hidden states
   uint32_t drafters = 1;     // M
   uint64_t batch_bytes = 0;  // hidden states of one batch
   uint32_t read_ahead = 4;   // batches loaded or being loaded, but not handed out

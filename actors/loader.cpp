@@ -33,7 +33,7 @@ void make_one(self_ptr self) {
   {
     const auto timer = s.options.stages.time(stage::load_batch);
     m.tokens = std::make_shared<const batch>(s.options.source->make(*k));
-    m.kept = s.options.store && s.options.store->has(m.tokens->row);
+    m.kept = s.options.read || (s.options.store && s.options.store->has(m.tokens->row));
   }
   self->send(s.links->dispatcher, std::move(m));
   self->stats().set_activity(activity::idle);
@@ -48,6 +48,16 @@ void ask(self_ptr self) {
   self->send(s.links->dispatcher, lane_free{s.options.lane});
 }
 
+// False: the row is not kept any more. Captured states are there, or the run fails.
+bool read_states(const loader_options& options, const batch& b, std::vector<at::Tensor>& into) {
+  if (options.read) {
+    options.read(b, into);
+    return true;
+  }
+  auto parts = mutable_bytes_of(into);
+  return options.store->get(b.row, parts);
+}
+
 void read_kept(self_ptr self, const capture_job& job) {
   loader_state& s = self->state;
   s.asking = false;
@@ -56,8 +66,7 @@ void read_kept(self_ptr self, const capture_job& job) {
   auto lease = s.options.slots->try_acquire();
   DFLASH_CHECK(lease.has_value(), "the reader was given a job without a free slot");
   std::vector<at::Tensor> tensors = empty_hidden(s.options.shape);
-  auto parts = mutable_bytes_of(tensors);
-  if (s.options.store->get(job.tokens->row, parts)) {
+  if (read_states(s.options, *job.tokens, tensors)) {
     s.options.stages.report(stage::read_kept, now_ns() - began);
     captured m;
     m.job = job;

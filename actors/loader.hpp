@@ -1,6 +1,6 @@
 // Makes batches ahead of their use, within the credit of the dispatcher; batches to be made again
-// go first. Reads kept hidden states as the lane after the last target. Detached: it touches the
-// disk.
+// go first. Reads kept hidden states, or captured ones, as the lane after the last target.
+// Detached: it touches the disk.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
 #include "device/slot_pool.hpp"
+#include "model/captured_states.hpp"
 
 namespace dflash {
 
@@ -22,9 +23,10 @@ struct loader_options {
   uint64_t first_k = 0;
   uint64_t end_k = 0;                   // exclusive
   std::shared_ptr<hidden_store> store;  // null: hidden states are not kept
-  hidden_shape shape;                   // of kept states
+  hidden_reader read;                   // captured states, in the place of targets; empty: none
+  hidden_shape shape;                   // of kept or captured states
   uint32_t lane = 0;                    // its number as reader: N
-  std::shared_ptr<slot_pool> slots;     // of what it has read; null without a store
+  std::shared_ptr<slot_pool> slots;     // of what it has read; null if it reads nothing
   stage_sink stages;
 };
 

@@ -64,6 +64,7 @@ void show(metrics_state& s, const wait_shares& waits) {
   p.tokens_per_second = s.tokens_smooth / s.seconds_smooth;
   p.drafters_wait = waits.drafters_wait;
   p.targets_wait = waits.targets_wait;
+  p.from_disk = s.options.targets == 0;
   p.bytes_in_flight = waits.bytes_in_flight;
   p.time_left =
       std::chrono::nanoseconds(static_cast<int64_t>(t.seconds * 1e9 / static_cast<double>(t.steps) *

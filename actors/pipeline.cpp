@@ -108,9 +108,10 @@ private:
     o.first_k = first_k();
     o.end_k = parts_.plan->total_batches();
     o.store = parts_.store;
+    o.read = parts_.read_hidden;
     o.shape = parts_.shape;
     o.lane = limits().targets;
-    if (parts_.store) o.slots = capture_slots();
+    if (limits().readers > 0) o.slots = capture_slots();
     o.stages = stages_;
     return spawn_loader(system_, runs_as::detached, identify(registry_, "loader"), std::move(o));
   }
@@ -215,7 +216,8 @@ pipeline_system_config::pipeline_system_config(bool with_network) {
 pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts) {
   DFLASH_CHECK(parts.plan && parts.targets.size() == parts.limits.targets &&
                    parts.trainers.size() == parts.limits.drafters &&
-                   parts.limits.readers == (parts.store ? 1U : 0U) &&
+                   parts.limits.readers == (parts.store || parts.read_hidden ? 1U : 0U) &&
+                   parts.targets.empty() == bool(parts.read_hidden) &&
                    parts.limits.batch_bytes == parts.shape.bytes(),
                "parts of a pipeline that do not fit each other");
   caf::scoped_actor self{system};

@@ -17,6 +17,7 @@
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
 #include "data/step_plan.hpp"
+#include "model/captured_states.hpp"
 #include "model/drafter_step.hpp"
 
 namespace dflash {
@@ -38,6 +39,7 @@ struct pipeline_parts {
   at::ScalarType drafter_dtype = at::kFloat;
   pipeline_limits limits;
   std::shared_ptr<hidden_store> store;  // null: not kept
+  hidden_reader read_hidden;            // captured states in the place of targets (N = 0), or empty
   double noise = 0;
   uint64_t seed = 0;
   int64_t window = 0;  // widest of the drafter's layers; 0: a full one

@@ -64,10 +64,10 @@ nlohmann::json decode_one(const target& model, std::span<const int32_t> prompt) 
   options.eos = {-1};  // no token: the answer is not ended
   options.max_slots = 1;
   options.max_new_tokens = 2;
-  (void)greedy_decode(model, std::span(&prompt, 1), nullptr, options);
+  (void)decode_prompts(model, std::span(&prompt, 1), nullptr, options);
   options.max_new_tokens = new_tokens;
   const auto begin = std::chrono::steady_clock::now();
-  const auto answers = greedy_decode(model, std::span(&prompt, 1), nullptr, options);
+  const auto answers = decode_prompts(model, std::span(&prompt, 1), nullptr, options);
   const double seconds = seconds_since(begin);
   const auto made = static_cast<int64_t>(answers[0].tokens.size());
   if (made != new_tokens) throw error("the answer ended early", "decode");

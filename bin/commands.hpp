@@ -10,6 +10,8 @@
 namespace dflash {
 
 void add_train_command(CLI::App& app, std::function<int()>& action);
+void add_capture_command(CLI::App& app, std::function<int()>& action);
+void add_doctor_command(CLI::App& app, std::function<int()>& action);
 void add_generate_command(CLI::App& app, std::function<int()>& action);
 void add_eval_command(CLI::App& app, std::function<int()>& action);
 void add_export_command(CLI::App& app, std::function<int()>& action);

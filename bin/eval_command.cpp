@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +42,8 @@ struct eval_options {
   int64_t decode = 0;
   int64_t check = 0;
   std::string dtype = "auto", decode_dtype = "bf16", check_dtype = "fp32";
-  std::string json;
+  sampling_options sampling;
+  std::string json, cycles;
   int threads = 0;
 };
 
@@ -70,7 +73,13 @@ public:
       drafter_folder_ = find_drafter_folder(options_.drafter);
       check_drafter_fits(read_drafter_config(drafter_folder_), shape_, drafter_folder_.string());
     }
+    check_sampling(options_.sampling);
+    if (options_.sampling.temperature > 0 && options_.check > 0)
+      throw error("drawn texts are not compared: rounding decides draws near a boundary",
+                  "--check",
+                  "compare greedy texts: leave --temperature out");
     read_prompts();
+    if (!options_.cycles.empty()) cycles_.emplace(options_.cycles);
     if (options_.threads > 0) at::set_num_threads(options_.threads);
   }
 
@@ -79,10 +88,12 @@ public:
     report_.drafter = report_.drafter_is_lookup ? "lookup" : drafter_folder_.string();
     report_.max_new_tokens = options_.max_new_tokens;
     report_.threads = at::get_num_threads();
+    report_.sampling = options_.sampling;
     const auto walk_dtype = choose_compute_dtype(options_.dtype);
     walk(walk_dtype);
     if (options_.decode > 0) decode(choose_compute_dtype(options_.decode_dtype));
     if (options_.check > 0) check(choose_compute_dtype(options_.check_dtype));
+    if (cycles_) cycles_->commit();
     return std::move(report_);
   }
 
@@ -136,7 +147,8 @@ private:
     report_.dtype = name_of(dtype);
     const auto& use = models(dtype);
     lookup_proposer lookup;
-    const decode_options options{.max_new_tokens = options_.max_new_tokens};
+    const decode_options options{.max_new_tokens = options_.max_new_tokens,
+                                 .sampling = options_.sampling};
     for (size_t s = 0; s < sets_.size(); ++s) {
       auto& out = report_.sets[s];
       for (int64_t first = 0; first < sets_[s].size; first += group_prompts) {
@@ -146,7 +158,11 @@ private:
             make_walk_items(*use.model, sets_[s].prompts, first, last, use.drafts->taps(), options);
         report_.answer_seconds += seconds_since(started);
         started = clock::now();
-        out.walk.add(walk_answers(*use.drafts, items));
+        int64_t prompt = first;
+        out.walk.add(
+            walk_answers(*use.drafts, items, [&](const walk_item& item, const walk_trace& trace) {
+              write_cycles(sets_[s].name, prompt++, item, trace);
+            }));
         out.lookup.add(walk_answers(lookup, items));
         report_.walk_seconds += seconds_since(started);
         spdlog::info("{}: {} of {} prompts walked, tau {:.3f}",
@@ -156,6 +172,25 @@ private:
                      out.walk.tau());
       }
     }
+  }
+
+  // One line of --cycles.
+  void write_cycles(const std::string& set,
+                    int64_t prompt,
+                    const walk_item& item,
+                    const walk_trace& trace) {
+    if (!cycles_) return;
+    nlohmann::ordered_json line;
+    line["set"] = set;
+    line["prompt"] = prompt;
+    line["prompt_tokens"] = item.prompt_tokens;
+    line["answer"] =
+        std::vector<int32_t>(item.tokens.begin() + item.prompt_tokens, item.tokens.end());
+    auto& passes = line["passes"] = nlohmann::ordered_json::array();
+    for (const auto& p : trace.passes) passes.push_back({p.at, p.offered, p.accepted, p.committed});
+    line["lead"] = trace.lead;
+    const std::string text = line.dump() + "\n";
+    cycles_->write(std::as_bytes(std::span(text)));
   }
 
   // `wanted` prompts spread evenly over a set.
@@ -170,10 +205,13 @@ private:
     report_.decode_dtype = name_of(dtype);
     const auto& use = models(dtype);
     const auto started = clock::now();
-    decode_options options{.max_new_tokens = options_.max_new_tokens, .max_slots = 1};
+    decode_options options{
+        .max_new_tokens = options_.max_new_tokens, .max_slots = 1, .sampling = options_.sampling};
+    const bool drawn = options_.sampling.temperature > 0;
     const auto answer = [&](std::span<const int32_t> prompt, bool speculative) {
       return std::move(
-          greedy_decode(*use.model, {&prompt, 1}, speculative ? use.drafts.get() : nullptr, options)
+          decode_prompts(
+              *use.model, {&prompt, 1}, speculative ? use.drafts.get() : nullptr, options)
               .front());
     };
     answer(sets_.front().prompts.ids(0), false);  // warms caches, allocator and thread pool
@@ -183,6 +221,7 @@ private:
       out.prompts = spread(sets_[s].size, options_.decode);
       for (size_t i = 0; i < out.prompts.size(); ++i) {
         const auto prompt = sets_[s].prompts.ids(out.prompts[i]);
+        options.first_prompt = static_cast<uint64_t>(out.prompts[i]);
         // In turns, so that a drifting clock rate favours neither.
         decoded plain, speculative;
         if (i % 2 == 0) plain = answer(prompt, false);
@@ -190,6 +229,7 @@ private:
         if (i % 2 == 1) plain = answer(prompt, false);
         out.plain.add(plain.stats);
         out.speculative.add(speculative.stats);
+        if (drawn) continue;
         out.check.add(
             compare_outputs(
                 *use.model, prompt, plain.tokens, speculative.tokens, use.drafts->max_drafts() + 1),
@@ -214,8 +254,8 @@ private:
       out.prompts = spread(sets_[s].size, options_.check);
       std::vector<std::span<const int32_t>> prompts;
       for (const int64_t i : out.prompts) prompts.push_back(sets_[s].prompts.ids(i));
-      const auto plain = greedy_decode(*use.model, prompts, nullptr, options);
-      const auto speculative = greedy_decode(*use.model, prompts, use.drafts.get(), options);
+      const auto plain = decode_prompts(*use.model, prompts, nullptr, options);
+      const auto speculative = decode_prompts(*use.model, prompts, use.drafts.get(), options);
       for (size_t i = 0; i < prompts.size(); ++i)
         out.check.add(compare_outputs(*use.model,
                                       prompts[i],
@@ -237,6 +277,7 @@ private:
   std::filesystem::path drafter_folder_;
   std::vector<prompt_set> sets_;  // as report_.sets
   model_pair models_;
+  std::optional<atomic_file> cycles_;  // --cycles
   eval_report report_;
 };
 
@@ -274,6 +315,21 @@ void add_eval_command(CLI::App& app, std::function<int()>& action) {
                    "compared, in batches")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--check-dtype", given->check_dtype)->capture_default_str();
+  auto& drawing = given->sampling;
+  command
+      ->add_option("--temperature",
+                   drawing.temperature,
+                   "0: greedy answers; else answers are drawn, and a draft is accepted with the "
+                   "target's probability of it")
+      ->capture_default_str();
+  command->add_option("--top-p", drawing.top_p, "draw from the likeliest tokens with this share")
+      ->capture_default_str();
+  command->add_option("--top-k", drawing.top_k, "draw from the K likeliest tokens; 0: all")
+      ->capture_default_str();
+  command->add_option("--seed", drawing.seed, "of the draws")->capture_default_str();
+  command->add_option("--cycles",
+                      given->cycles,
+                      "write what was accepted to this file, one JSON object per prompt");
   command->add_option("--json", given->json, "write the figures to this file too");
   command->add_option("--threads", given->threads, "0: as many as Torch takes by itself")
       ->check(CLI::NonNegativeNumber);

@@ -67,7 +67,7 @@ struct line_writer {
 void add_walk_table(line_writer& out, const eval_report& report, bool lookup) {
   out.add("\n%s\n",
           lookup ? "prompt lookup (n-grams of at most 6 tokens, 8 drafts), no training"
-                 : "drafter, walking the target's greedy answers");
+                 : "drafter, walking the target's answers");
   out.add("  %-14s %8s %8s %7s %11s   accepted at draft 1, 2, ...\n",
           "set",
           "prompts",
@@ -128,6 +128,13 @@ nlohmann::ordered_json to_json(const eval_report& report) {
   out["max_drafts"] = report.max_drafts;
   out["max_new_tokens"] = report.max_new_tokens;
   out["threads"] = report.threads;
+  const auto& drawing = report.sampling;
+  out["temperature"] = drawing.temperature;
+  if (drawing.temperature > 0) {
+    out["top_p"] = drawing.top_p;
+    out["top_k"] = drawing.top_k;
+    out["seed"] = drawing.seed;
+  }
   out["dtype"] = report.dtype;
   const auto per_set = [&](auto value) {
     json values = json::object();
@@ -182,6 +189,12 @@ std::string to_text(const eval_report& report) {
           report.dtype.c_str(),
           static_cast<long long>(report.threads),
           static_cast<long long>(report.max_new_tokens));
+  if (report.sampling.temperature > 0)
+    out.add("answers are drawn: temperature %g, top-p %g, top-k %lld, seed %llu\n",
+            report.sampling.temperature,
+            report.sampling.top_p,
+            static_cast<long long>(report.sampling.top_k),
+            static_cast<unsigned long long>(report.sampling.seed));
   if (!report.drafter_is_lookup) add_walk_table(out, report, false);
   add_walk_table(out, report, true);
   if (!report.decode_dtype.empty()) {
@@ -202,8 +215,10 @@ std::string to_text(const eval_report& report) {
               set.decode.speculative_rate(),
               set.decode.speedup(),
               set.decode.speculative.tau());
-    out.add("\ntexts of both in %s\n", report.decode_dtype.c_str());
-    for (const auto& set : report.sets) add_check(out, set.name, set.decode.check);
+    if (report.sampling.temperature == 0)
+      out.add("\ntexts of both in %s\n", report.decode_dtype.c_str());
+    for (const auto& set : report.sets)
+      if (report.sampling.temperature == 0) add_check(out, set.name, set.decode.check);
   }
   if (!report.check_dtype.empty()) {
     out.add("\ntexts of plain and speculative decoding in %s, in batches\n",

@@ -8,6 +8,7 @@
 
 #include "model/eval.hpp"
 #include "model/output_check.hpp"
+#include "model/sampling.hpp"
 
 namespace dflash {
 
@@ -44,6 +45,7 @@ struct eval_report {
   int64_t max_drafts = 0;
   int64_t max_new_tokens = 0;
   int64_t threads = 0;
+  sampling_options sampling = {};
   std::string dtype, decode_dtype, check_dtype;  // empty if that part did not run
   std::vector<set_report> sets;
   double load_seconds = 0, answer_seconds = 0, walk_seconds = 0;

@@ -4,13 +4,13 @@
 #include <spdlog/spdlog.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 
 #include "bin/commands.hpp"
+#include "bin/stop_signal.hpp"
 #include "config/error.hpp"
 #include "model/generate.hpp"
 #include "observe/format.hpp"
@@ -23,34 +23,6 @@ struct options {
   std::string target, prompts, out, dtype = "auto";
   int threads = 0;
   generate_options generate;
-};
-
-volatile std::sig_atomic_t stop_signals = 0;
-
-// The first signal ends the run in order, the second at once: nothing on disk is ever half written.
-void note_signal(int number) {
-  if (stop_signals != 0) std::_Exit(128 + number);
-  stop_signals = 1;
-}
-
-class stop_on_signal {
-public:
-  stop_on_signal() {
-    stop_signals = 0;
-    struct sigaction action = {};
-    action.sa_handler = note_signal;
-    sigaction(SIGINT, &action, &old_[0]);
-    sigaction(SIGTERM, &action, &old_[1]);
-  }
-  ~stop_on_signal() {
-    sigaction(SIGINT, &old_[0], nullptr);
-    sigaction(SIGTERM, &old_[1], nullptr);
-  }
-  stop_on_signal(const stop_on_signal&) = delete;
-  stop_on_signal& operator=(const stop_on_signal&) = delete;
-
-private:
-  struct sigaction old_[2] = {};
 };
 
 // The folder must take a file before an hour's work is done.
@@ -94,7 +66,7 @@ int run(options given) {
         "use more",
         groups * given.generate.threads_per_group,
         threads);
-  const stop_on_signal signals;
+  const stop_signal signals;
   progress_line line;
   const auto start = std::chrono::steady_clock::now();
   double share_at_start = -1;
@@ -113,7 +85,7 @@ int run(options given) {
                         spent * ((1 - p.share) / (p.share - share_at_start))));
           line.show(text);
         }
-        return stop_signals == 0;
+        return !signals.asked();
       });
   line.finish();
   if (!report.complete) {

@@ -26,8 +26,10 @@ constexpr const char* footer = R"(From a model to a drafter:
   dflash generate --help                          let the target answer prompts: training text
   dflash config config/presets/smollm2.toml       look at a configuration, everything filled in
   dflash train my.toml --optim.lr=3e-4            train; Ctrl-C saves and stops, --resume goes on
+  dflash capture my.toml --out states             hidden states to disk, to train without the target
   dflash inspect runs/my                          who waits for whom, while it trains
   dflash eval --help                              tokens per target pass on held-out prompts
+  dflash doctor MODEL runs/my                     what is wrong with a drafter, and how to mend it
   dflash export --help                            write what serving engines load
 
 Any key of the configuration can be given as --section.key=value; docs/configuration.md and
@@ -46,8 +48,10 @@ void print_error(const std::string& what, const std::string& where, const std::s
 void add_commands(CLI::App& app, std::function<int()>& action) {
   dflash::add_train_command(app, action);
   dflash::add_generate_command(app, action);
+  dflash::add_capture_command(app, action);
   dflash::add_eval_command(app, action);
   dflash::add_export_command(app, action);
+  dflash::add_doctor_command(app, action);
   dflash::add_inspect_command(app, action);
   dflash::add_config_command(app, action);
 }

@@ -11,6 +11,7 @@
 
 #include "bin/version.hpp"
 #include "config/error.hpp"
+#include "model/captured_states.hpp"
 #include "model/schedule.hpp"
 #include "observe/format.hpp"
 
@@ -86,6 +87,7 @@ void make_trainers(training_setup& s) {
 }
 
 void make_targets(training_setup& s) {
+  if (s.from_disk()) return;
   for (size_t i = 0; i < s.config.layout.targets.size(); ++i)
     s.parts.targets.push_back(
         [model = s.model, taps = s.drafter.taps, last = s.parts.shape.last](const batch& b) {
@@ -136,6 +138,22 @@ void take_over(training_setup& s) {
   p.dropped = state.dropped;
 }
 
+// Captured hidden states in the place of targets.
+void open_states(training_setup& s) {
+  if (!s.from_disk()) return;
+  capture_manifest wanted = make_manifest(*s.parts.source, s.drafter.taps, s.parts.shape.last);
+  wanted.target_hash = s.model->content_hash();
+  wanted.dtype = name_of(s.dtype);
+  wanted.width = s.parts.shape.width;
+  const auto states = open_captured_states(s.config.data.hidden_states, wanted, s.parts.source);
+  s.parts.read_hidden = states.read;
+  s.states_form = states.form;
+  s.states_bytes = states.bytes;
+  if (!states.by_us)
+    spdlog::warn("{}: no capture.json: whether the states are of this target cannot be checked",
+                 s.config.data.hidden_states);
+}
+
 void keep_states(training_setup& s, const fs::path& kept_states) {
   pipeline_parts& p = s.parts;
   const bool later_epochs = p.plan->total_batches() > static_cast<uint64_t>(p.source->rows());
@@ -161,7 +179,7 @@ training_setup prepare_training(const run_config& config,
   s.config = config;
   pipeline_parts& p = s.parts;
   const run_config& c = s.config;
-  check_lanes(c.layout.targets, "layout.targets");
+  if (!s.from_disk()) check_lanes(c.layout.targets, "layout.targets");
   check_lanes(c.layout.drafters, "layout.drafters");
   p.target_threads = c.layout.target_threads;
   p.drafter_threads = c.layout.drafter_threads;
@@ -204,8 +222,8 @@ training_setup prepare_training(const run_config& config,
   p.window = all_slide ? s.drafter.sliding_window : 0;
   const bool keeps = c.data.keep_hidden_states > 0 &&
                      p.plan->total_batches() > static_cast<uint64_t>(p.source->rows());
-  p.limits = derive_limits(static_cast<uint32_t>(c.layout.targets.size()),
-                           keeps ? 1 : 0,
+  p.limits = derive_limits(s.from_disk() ? 0 : static_cast<uint32_t>(c.layout.targets.size()),
+                           keeps || s.from_disk() ? 1 : 0,
                            static_cast<uint32_t>(c.layout.drafters.size()),
                            p.shape.bytes(),
                            c.layout.max_in_flight);
@@ -214,7 +232,9 @@ training_setup prepare_training(const run_config& config,
   p.profile_interval = static_cast<uint64_t>(c.profile.interval);
   s.padding_permille = static_cast<int64_t>(p.source->padding_share() * 1000);
 
-  s.model = target::load(c.target.path, s.dtype);
+  s.model = target::load(
+      c.target.path, s.dtype, at::kCPU, s.from_disk() ? target_parts::borrowed : target_parts::all);
+  open_states(s);
   if (s.resumed_from.newest) take_over(s);
   make_trainers(s);
   make_targets(s);
@@ -264,18 +284,24 @@ std::string training_setup::plan_text() const {
          fmt::format("the last step of each epoch has {} batches, normalised by their own weights",
                      parts.source->rows() % group));
   line("layout",
-       fmt::format("{} targets x {} threads, {} drafters x {} threads",
-                   l.targets,
-                   parts.target_threads,
-                   l.drafters,
-                   parts.drafter_threads));
+       (from_disk() ? std::string("no targets")
+                    : fmt::format("{} targets x {} threads", l.targets, parts.target_threads)) +
+           fmt::format(", {} drafters x {} threads", l.drafters, parts.drafter_threads));
+  if (from_disk())
+    line("states",
+         fmt::format("{}, {}, {} on disk",
+                     config.data.hidden_states,
+                     states_form == capture_form_rows ? "packed rows" : "a file per document",
+                     bytes_text(states_bytes)));
   line("in flight",
        fmt::format("at most {}: {} a batch, {} batches per drafter, {} capture slots per {}",
                    bytes_text(l.total_bytes()),
                    bytes_text(l.batch_bytes),
                    l.drafter_batches,
                    l.capture_slots,
-                   l.readers > 0 ? "target and for the reader" : "target"));
+                   l.targets == 0  ? "reader"
+                   : l.readers > 0 ? "target and for the reader"
+                                   : "target"));
   if (!l.cost.empty()) line("", "lowered by layout.max_in_flight: " + l.cost);
   if (parts.store)
     line("kept",

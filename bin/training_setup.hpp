@@ -23,6 +23,10 @@ struct training_setup {
   compute_dtype dtype = compute_dtype::fp32;
   checkpoint_scan resumed_from;  // newest is empty: a new run
   int64_t padding_permille = 0;  // of the rows' tokens
+  std::string states_form;       // of captured hidden states, empty without
+  uint64_t states_bytes = 0;
+
+  bool from_disk() const { return !config.data.hidden_states.empty(); }
 
   /// Checksum of the training documents, in hexadecimal: a resumed run has to have the same.
   std::string data_hash() const;

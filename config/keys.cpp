@@ -90,6 +90,9 @@ const std::vector<key>& table() {
       {"data.keep_hidden_states", bytes_key{AT(data.keep_hidden_states)}, "bytes",
        "Room on disk for hidden states, so that later epochs need not run the target; 0: "
        "none are kept.", free},
+      {"data.hidden_states", text_key{AT(data.hidden_states)}, "",
+       "Folder that `dflash capture` wrote (or speculators), to train from instead of running the "
+       "target; empty: the target makes them."},
       {"data.noise", number_key{AT(data.noise), 0.0, 1e3}, "",
        "Uniform noise from -noise to noise on the tapped hidden states while training."},
 

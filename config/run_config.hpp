@@ -65,6 +65,7 @@ struct data_section {
   std::int64_t anchors = 512;      // A, per row
   std::int64_t epochs = 1;
   std::uint64_t keep_hidden_states = 0;  // bytes on disk for hidden states of later epochs; 0: off
+  std::string hidden_states;             // folder of `dflash capture`; empty: the target makes them
   double noise = 0.0;                    // taps + U(-noise, noise), training only
   bool operator==(const data_section&) const = default;
 };

@@ -69,6 +69,10 @@ void check_data(const run_config& c) {
                     text(c.draft.block_size),
                 "data.row_tokens",
                 "make rows at least as long as draft.block_size");
+  if (!c.data.hidden_states.empty() && c.data.keep_hidden_states > 0)
+    throw error("hidden states are read from data.hidden_states, so that none are kept",
+                "data.keep_hidden_states",
+                "leave one of the two out");
   std::set<std::string> train;
   for (const std::string& path : c.data.train)
     if (!train.insert(path).second)

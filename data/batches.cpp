@@ -203,10 +203,18 @@ int64_t batch_source::row_of(uint64_t k) const {
 }
 
 batch batch_source::make(uint64_t k) const {
-  batch b;
+  batch b = make_row(row_of(k));
   b.k = k;
   b.epoch = k / static_cast<uint64_t>(rows());
-  b.row = row_of(k);
+  draw_anchors(b, seed_, anchors_);
+  if (prefix_.ratio > 0) draw_prefixes(b, seed_, prefix_);
+  return b;
+}
+
+batch batch_source::make_row(int64_t row) const {
+  DFLASH_CHECK(row >= 0 && row < rows(), "the row exists", row, rows());
+  batch b;
+  b.row = row;
   b.documents = packed_.rows[b.row];
   b.real_docs = narrow<int32_t>(b.documents.size());
   b.input_ids.reserve(row_tokens());
@@ -222,8 +230,6 @@ batch batch_source::make(uint64_t k) const {
   if (b.doc_offsets.back() < row_tokens()) b.doc_offsets.push_back(narrow<int32_t>(row_tokens()));
   b.input_ids.resize(row_tokens(), pad_token_);
   b.loss_mask.resize(row_tokens(), 0);
-  draw_anchors(b, seed_, anchors_);
-  if (prefix_.ratio > 0) draw_prefixes(b, seed_, prefix_);
   return b;
 }
 

@@ -63,6 +63,9 @@ public:
   /// redrawn for each k: per document, without replacement, from p with mask[p] = mask[p + 1] = 1
   /// in it.
   batch make(uint64_t k) const;
+  /// The tokens of one row without anchors: what every batch of that row has in common. k and epoch
+  /// are 0.
+  batch make_row(int64_t row) const;
   /// Row of batch k alone: what make(k).row will be.
   int64_t row_of(uint64_t k) const;
 

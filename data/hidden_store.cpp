@@ -46,6 +46,10 @@ struct index_entry {
 };
 static_assert(sizeof(index_entry) == 16);
 
+uint64_t round_to_pages(uint64_t bytes) {
+  return (bytes + page - 1) / page * page;
+}
+
 template <class T>
 uint32_t crc_of(const T& value, size_t bytes) {
   return crc32c(std::as_bytes(std::span(&value, 1)).first(bytes));
@@ -53,6 +57,20 @@ uint32_t crc_of(const T& value, size_t bytes) {
 
 uint32_t entry_crc(const index_entry& entry) {
   return crc_of(entry, offsetof(index_entry, entry_crc)) ^ 0x5bd1e995u;
+}
+
+file_head make_head(uint64_t record_bytes,
+                    int64_t rows,
+                    int64_t capacity,
+                    std::string_view fingerprint) {
+  file_head head;
+  head.magic = store_magic;
+  head.record_bytes = record_bytes;
+  head.rows = rows;
+  head.capacity = capacity;
+  std::ranges::copy(sha256(fingerprint), head.fingerprint.begin());
+  head.crc = crc_of(head, offsetof(file_head, crc));
+  return head;
 }
 
 // The whole range or false; errno says why (0 = end of file).
@@ -144,36 +162,47 @@ struct hidden_store::state {
   std::atomic<int> last_errno{0};
 };
 
-hidden_store::hidden_store(std::filesystem::path path,
-                           uint64_t record_bytes,
-                           int64_t rows,
-                           uint64_t budget_bytes,
-                           std::string_view fingerprint)
+hidden_store::hidden_store(std::filesystem::path path, uint64_t record_bytes, int64_t rows)
     : path_(std::move(path)),
       record_bytes_(record_bytes),
       rows_(rows),
       state_(std::make_unique<state>(rows)) {
   DFLASH_CHECK(record_bytes > 0 && rows > 0, "a store has rows", record_bytes, rows);
   DFLASH_CHECK(record_bytes < uint64_t{1} << 46, "a record has a sane size", record_bytes);
-  state_->stride = (record_bytes + page - 1) / page * page;
-  // Whole file ≤ budget: head, index rounded up to a page, records.
-  const auto fits = [&](int64_t n) {
-    const uint64_t index =
-        (static_cast<uint64_t>(n) * sizeof(index_entry) + page - 1) / page * page;
-    return page + index + static_cast<uint64_t>(n) * state_->stride <= budget_bytes;
-  };
-  capacity_ = std::min(rows, narrow<int64_t>(budget_bytes / state_->stride));
-  while (capacity_ > 0 && !fits(capacity_)) --capacity_;
-  state_->data_begin =
-      page + (static_cast<uint64_t>(capacity_) * sizeof(index_entry) + page - 1) / page * page;
-  file_head head;
-  head.magic = store_magic;
-  head.record_bytes = record_bytes;
-  head.rows = rows;
-  head.capacity = capacity_;
-  std::ranges::copy(sha256(fingerprint), head.fingerprint.begin());
-  head.crc = crc_of(head, offsetof(file_head, crc));
+  state_->stride = round_to_pages(record_bytes);
+}
+
+hidden_store::hidden_store(std::filesystem::path path,
+                           uint64_t record_bytes,
+                           int64_t rows,
+                           uint64_t budget_bytes,
+                           std::string_view fingerprint)
+    : hidden_store(std::move(path), record_bytes, rows) {
+  int64_t capacity = std::min(rows, narrow<int64_t>(budget_bytes / state_->stride));
+  while (capacity > 0 && file_bytes(record_bytes, capacity) > budget_bytes) --capacity;
+  set_capacity(capacity);
+  const file_head head = make_head(record_bytes_, rows_, capacity_, fingerprint);
   open_file(std::as_bytes(std::span(&head, 1)));
+}
+
+std::unique_ptr<hidden_store> hidden_store::open_complete(std::filesystem::path path,
+                                                          uint64_t record_bytes,
+                                                          int64_t rows,
+                                                          std::string_view fingerprint) {
+  std::unique_ptr<hidden_store> store(new hidden_store(std::move(path), record_bytes, rows));
+  store->set_capacity(rows);
+  store->open_for_reading(fingerprint);
+  return store;
+}
+
+void hidden_store::set_capacity(int64_t capacity) {
+  capacity_ = capacity;
+  state_->data_begin = page + round_to_pages(static_cast<uint64_t>(capacity) * sizeof(index_entry));
+}
+
+uint64_t hidden_store::file_bytes(uint64_t record_bytes, int64_t rows) {
+  const auto n = static_cast<uint64_t>(rows);
+  return page + round_to_pages(n * sizeof(index_entry)) + n * round_to_pages(record_bytes);
 }
 
 hidden_store::~hidden_store() = default;
@@ -201,6 +230,49 @@ void hidden_store::open_file(std::span<const std::byte> head) {
   if (::ftruncate(fd, 0) != 0 || ::ftruncate(fd, static_cast<off_t>(state_->data_begin)) != 0 ||
       !transfer<true>(fd, head, 0))
     fail("cannot write the file of kept hidden states");
+}
+
+void hidden_store::open_for_reading(std::string_view fingerprint) {
+  const auto refuse = [&](const std::string& what) {
+    throw error(what, path_.string(), "capture the hidden states again");
+  };
+  uint64_t size = 0;
+  state_->file = open_regular_file(path_, size);
+  file_head found;
+  if (!transfer<false>(state_->file.get(), std::as_writable_bytes(std::span(&found, 1)), 0) ||
+      found.magic != store_magic || found.crc != crc_of(found, offsetof(file_head, crc)))
+    refuse("not a file of hidden states, or its head is damaged");
+  const file_head wanted = make_head(record_bytes_, rows_, capacity_, fingerprint);
+  if (std::memcmp(&found, &wanted, sizeof found) != 0)
+    refuse("the file holds hidden states of another capture: " + std::to_string(found.rows) +
+           " rows of " + std::to_string(found.record_bytes) + " bytes, wanted are " +
+           std::to_string(rows_) + " of " + std::to_string(record_bytes_) +
+           (found.fingerprint == wanted.fingerprint ? "" : ", and its fingerprint is another"));
+  const uint64_t least =
+      state_->record_offset(rows_ - 1) + record_bytes_;  // the last record has no padding
+  if (size < least)
+    refuse("the file has " + std::to_string(size) + " bytes instead of " + std::to_string(least) +
+           ": it was cut short");
+  take_over();
+  if (state_->stored == static_cast<uint64_t>(rows_)) return;
+  int64_t row = 0;
+  while (has(row)) ++row;
+  refuse("row " + std::to_string(row) + " is missing or its entry is damaged (" +
+         std::to_string(state_->stored) + " of " + std::to_string(rows_) + " rows are there)");
+}
+
+std::vector<int64_t> hidden_store::verify() const {
+  std::vector<int64_t> damaged;
+  std::vector<std::byte> record(record_bytes_);
+  const std::span<std::byte> parts[] = {std::span(record)};
+  for (int64_t row = 0; row < rows_; ++row)
+    if (has(row) && !get(row, parts)) damaged.push_back(row);
+  return damaged;
+}
+
+void hidden_store::sync() const {
+  if (::fsync(state_->file.get()) != 0)
+    throw error("cannot write the file: " + std::generic_category().message(errno), path_.string());
 }
 
 void hidden_store::take_over() {

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "data/files.hpp"
 
@@ -40,6 +41,13 @@ public:
                int64_t rows,
                uint64_t budget_bytes,
                std::string_view fingerprint = {});
+  /// For readers: a finished file in which every row stands, opened for reading only; put() must
+  /// not be called. Throws error naming the file and what is wrong: missing, cut short, written for
+  /// other rows, record size or fingerprint, or without some row. Contents are checked by verify().
+  static std::unique_ptr<hidden_store> open_complete(std::filesystem::path path,
+                                                     uint64_t record_bytes,
+                                                     int64_t rows,
+                                                     std::string_view fingerprint);
   hidden_store(const hidden_store&) = delete;
   hidden_store& operator=(const hidden_store&) = delete;
   ~hidden_store();
@@ -52,6 +60,13 @@ public:
   bool get(int64_t row, std::span<const std::span<std::byte>> parts) const;
   bool has(int64_t row) const;
 
+  /// Reads every row that is there and forgets those that fail their check; their numbers. Blocks.
+  std::vector<int64_t> verify() const;
+  /// Bytes are on the disk when it returns. Throws error if the disk refuses.
+  void sync() const;
+  /// Size of a file that holds `rows` records: the least budget that keeps them all.
+  static uint64_t file_bytes(uint64_t record_bytes, int64_t rows);
+
   /// Records that fit into the budget, at most rows.
   int64_t capacity() const { return capacity_; }
   counters count() const;
@@ -60,7 +75,10 @@ public:
 
 private:
   struct state;
+  hidden_store(std::filesystem::path path, uint64_t record_bytes, int64_t rows);
+  void set_capacity(int64_t capacity);
   void open_file(std::span<const std::byte> head);
+  void open_for_reading(std::string_view fingerprint);
   void take_over();
 
   std::filesystem::path path_;

@@ -15,7 +15,6 @@
 #include "config/error.hpp"
 #include "model/generate.hpp"
 #include "model/kv_cache.hpp"
-#include "model/sampling.hpp"
 
 namespace dflash {
 
@@ -138,8 +137,9 @@ private:
       last_rows.push_back(row - 1);
     }
     commit_final(out.taps);
-    const auto first =
-        argmax_rows(model_.logits(select_rows(out.hidden, last_rows)), model_.config().vocab);
+    keys_.clear();
+    for (const auto& chunk : chunks_) add_key(chunk.slot, cache_->length(chunk.slot));
+    const auto first = draw(select_rows(out.hidden, last_rows));
     for (size_t i = 0; i < chunks_.size(); ++i) accept(chunks_[i].slot, {&first[i], 1});
     const double seconds = seconds_since(started);
     for (const auto& chunk : chunks_) result(chunk.slot).stats.prefill_seconds += seconds;
@@ -164,7 +164,13 @@ private:
       chunks_.push_back({.slot = static_cast<int64_t>(slot), .tokens = block});
     }
     const auto out = model_.forward(*cache_, chunks_, taps_);
-    const auto best = argmax_rows(model_.logits(out.hidden), model_.config().vocab);
+    keys_.clear();
+    for (const auto& chunk : chunks_) {
+      const auto rows = static_cast<int64_t>(chunk.tokens.size());
+      const int64_t start = cache_->length(chunk.slot) - rows;
+      for (int64_t i = 0; i < rows; ++i) add_key(chunk.slot, start + i + 1);
+    }
+    const auto best = draw(out.hidden);
     size_t row = 0;
     for (const auto& chunk : chunks_) {
       const auto rows = chunk.tokens.size();
@@ -195,6 +201,16 @@ private:
                            .count = count});
     }
     if (!requests_.empty()) drafted_ = drafts_->propose(requests_);
+  }
+
+  // The token that the target wants at `position` of a sequence has this key.
+  void add_key(int64_t slot, int64_t position) {
+    keys_.push_back({options_.first_prompt + prompt_of(slot), static_cast<uint64_t>(position)});
+  }
+
+  // The target's own token behind each row, keys_ [n].
+  std::vector<int32_t> draw(const at::Tensor& hidden) const {
+    return sample_rows(model_.logits(hidden), model_.config().vocab, options_.sampling, keys_);
   }
 
   // Accepts the drafts of one block that the target agrees with; best[i] is its token behind
@@ -323,6 +339,7 @@ private:
   std::optional<kv_cache> cache_;    // holds all rows but the anchor's
   // Of the pass at work:
   std::vector<target::chunk> chunks_;
+  std::vector<sampling_key> keys_;             // of the rows that are drawn from
   std::vector<std::vector<int32_t>> blocks_;   // [slot] anchor and drafts
   std::vector<draft_request> requests_;        // ascending slots
   std::vector<std::vector<int32_t>> drafted_;  // [request]
@@ -347,10 +364,10 @@ void decode_stats::add(const decode_stats& other) {
   }
 }
 
-std::vector<decoded> greedy_decode(const target& model,
-                                   std::span<const std::span<const int32_t>> prompts,
-                                   proposer* drafts,
-                                   const decode_options& options) {
+std::vector<decoded> decode_prompts(const target& model,
+                                    std::span<const std::span<const int32_t>> prompts,
+                                    proposer* drafts,
+                                    const decode_options& options) {
   DFLASH_CHECK(options.max_slots >= 1 && options.max_new_tokens >= 0, "decode options");
   const c10::InferenceMode no_autograd;
   return decode_loop{model, prompts, drafts, options}.run();

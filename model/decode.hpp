@@ -1,7 +1,14 @@
 #pragma once
-// Greedy decoding, plain and speculative, by the same target calls (dflash.md 6.1). One loop serves
-// one sequence or a ragged batch; with a proposer it verifies drafts, without one it runs one token
-// a pass.
+// Decoding, plain and speculative, by the same target calls (dflash.md 6.1). One loop serves one
+// sequence or a ragged batch; with a proposer it verifies drafts, without one it runs one token a
+// pass.
+//
+// Temperature > 0: drafts are the drafter's likeliest tokens, so a draft x is a fixed proposal. The
+// target's token s is drawn from its distribution p for that place, and x is accepted iff s = x:
+// with probability p(x), and else s is distributed as p without x, renormalised. That is
+// speculative sampling (arXiv 2211.17192) for a proposal of probability 1, and keeps p exactly.
+// Draws are keyed by (seed, prompt, position), so that plain and speculative decoding draw the same
+// text.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,6 +19,7 @@
 #include <vector>
 
 #include "model/proposer.hpp"
+#include "model/sampling.hpp"
 #include "model/target.hpp"
 
 namespace dflash {
@@ -21,6 +29,8 @@ struct decode_options {
   std::vector<int64_t> eos = {};    // empty = the target's
   int64_t max_slots = 64;           // sequences in flight; a free slot takes the next prompt
   std::vector<int> keep_taps = {};  // also keep the taps of every committed row (for a walk)
+  sampling_options sampling = {};   // greedy unless it has a temperature
+  uint64_t first_prompt = 0;        // key of prompts[0] in draws; the others follow
 };
 
 /// Counts of verify passes; the prefill pass and the token it yields are outside. tau = committed ÷
@@ -54,12 +64,12 @@ struct decoded {
 /// Answers all prompts; result [prompt]. Length rule: prompt + new tokens ≤ the target's
 /// max_position_embeddings; a prompt of just that length yields no token (stop = no_room), a longer
 /// or empty one throws `dflash::error` before any work. A draft that would pass a limit is cut, not
-/// shifted. The dtype of the target's logits decides (bf16 logits in bf16), lowest id on ties, the
-/// same in plain and speculative decoding; a row with a NaN throws std::runtime_error. `drafts` may
-/// be null (plain decoding). Blocks.
-std::vector<decoded> greedy_decode(const target& model,
-                                   std::span<const std::span<const int32_t>> prompts,
-                                   proposer* drafts,
-                                   const decode_options& options);
+/// shifted. The dtype of the target's logits decides (bf16 logits in bf16), lowest id on ties of
+/// greedy decoding, the same in plain and speculative decoding; a row with a NaN throws
+/// std::runtime_error. `drafts` may be null (plain decoding). Blocks.
+std::vector<decoded> decode_prompts(const target& model,
+                                    std::span<const std::span<const int32_t>> prompts,
+                                    proposer* drafts,
+                                    const decode_options& options);
 
 }  // namespace dflash

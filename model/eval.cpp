@@ -23,23 +23,26 @@ void count_at(std::vector<int64_t>& counts, size_t index, bool hit) {
 }
 
 // One answer: drafts[i] were made behind its token i.
-void walk_one(walk_report& report,
-              const walk_item& item,
-              int64_t max_drafts,
-              std::span<const std::vector<int32_t>> drafts) {
+walk_trace walk_one(walk_report& report,
+                    const walk_item& item,
+                    int64_t max_drafts,
+                    std::span<const std::vector<int32_t>> drafts) {
   const auto answer = std::span{item.tokens}.subspan(static_cast<size_t>(item.prompt_tokens));
-  std::vector<size_t> lead(drafts.size(), 0);
+  walk_trace trace;
+  trace.lead.assign(drafts.size(), 0);
   for (size_t i = 0; i < drafts.size(); ++i) {
     const auto truth = answer.subspan(i + 1);
     const size_t supervised = std::min(truth.size(), static_cast<size_t>(max_drafts));
     const size_t drafted = std::min(drafts[i].size(), supervised);
-    while (lead[i] < drafted && drafts[i][lead[i]] == truth[lead[i]]) ++lead[i];
+    size_t lead = 0;
+    while (lead < drafted && drafts[i][lead] == truth[lead]) ++lead;
+    trace.lead[i] = static_cast<int64_t>(lead);
     for (size_t k = 0; k < supervised; ++k) {
       count_at(report.supervised_at, k, true);
       count_at(report.hits_at, k, k < drafted && drafts[i][k] == truth[k]);
     }
     report.anchors += 1;
-    report.anchor_length += static_cast<int64_t>(lead[i]) + 1;
+    report.anchor_length += trace.lead[i] + 1;
   }
   // The path of decoding: each pass adds the leading matches and one token, up to the end.
   size_t at = 0;
@@ -47,7 +50,7 @@ void walk_one(walk_report& report,
     const int64_t room = item.limit - static_cast<int64_t>(at) - 1;  // new tokens still allowed
     const size_t count = static_cast<size_t>(std::clamp<int64_t>(room - 1, 0, max_drafts));
     const size_t offered = std::min(drafts[at].size(), count);
-    const size_t matched = std::min(lead[at], offered);
+    const size_t matched = std::min(static_cast<size_t>(trace.lead[at]), offered);
     const size_t added = std::min(matched + 1, drafts.size() - at);
     report.walk.passes += 1;
     report.walk.committed += static_cast<int64_t>(added);
@@ -56,8 +59,13 @@ void walk_one(walk_report& report,
       count_at(report.walk.offered_at, k, true);
       count_at(report.walk.accepted_at, k, k < matched);
     }
+    trace.passes.push_back({static_cast<int64_t>(at),
+                            static_cast<int64_t>(offered),
+                            static_cast<int64_t>(matched),
+                            static_cast<int64_t>(added)});
     at += added;
   }
+  return trace;
 }
 
 }  // namespace
@@ -82,7 +90,8 @@ std::vector<walk_item> make_walk_items(const target& model,
   for (int64_t i = first; i < last; ++i) asked.push_back(prompts.ids(i));
   decode_options keeping = options;
   keeping.keep_taps.assign(taps.begin(), taps.end());
-  auto answers = greedy_decode(model, asked, nullptr, keeping);
+  keeping.first_prompt = static_cast<uint64_t>(first);
+  auto answers = decode_prompts(model, asked, nullptr, keeping);
   std::vector<walk_item> items;
   for (size_t i = 0; i < answers.size(); ++i) {
     const auto prompt = asked[i];
@@ -101,7 +110,7 @@ std::vector<walk_item> make_walk_items(const target& model,
 
 walk_report walk_answers(proposer& drafts,
                          std::span<const walk_item> items,
-                         const std::function<void(int64_t)>& progress) {
+                         const std::function<void(const walk_item&, const walk_trace&)>& traced) {
   walk_report report;
   std::vector<draft_request> requests;
   for (size_t first = 0; first < items.size(); first += walk_slots) {
@@ -129,12 +138,13 @@ walk_report walk_answers(proposer& drafts,
     for (const auto& item : part) {
       const int64_t answered = static_cast<int64_t>(item.tokens.size()) - item.prompt_tokens;
       const auto anchors = static_cast<size_t>(std::max<int64_t>(answered - 1, 0));
-      walk_one(report, item, drafts.max_drafts(), std::span{drafted}.subspan(next, anchors));
+      const auto trace =
+          walk_one(report, item, drafts.max_drafts(), std::span{drafted}.subspan(next, anchors));
+      if (traced) traced(item, trace);
       next += anchors;
       report.prompts += 1;
       report.answer_tokens += answered;
     }
-    if (progress) progress(static_cast<int64_t>(first + part.size()));
   }
   return report;
 }

@@ -41,9 +41,20 @@ struct walk_report {
   void add(const walk_report& other);
 };
 
-/// The target's greedy answers to prompts [first, last) of `prompts`, in ragged batches, with the
-/// taps that `taps` names kept (nT · Ht · 2 bytes a token in bf16). Greedy answers of a batch may
-/// differ from those of a single sequence by rounding ties; a walk follows the answers it is given.
+/// How one answer was drafted.
+struct walk_trace {
+  struct pass {
+    int64_t at = 0;  // answer token that is the anchor
+    int64_t offered = 0, accepted = 0, committed = 0;
+  };
+  std::vector<pass> passes;   // of decoding
+  std::vector<int64_t> lead;  // [answer tokens − 1] right drafts in a row behind token i
+};
+
+/// The target's answers (greedy, or drawn as options.sampling says) to prompts [first, last) of
+/// `prompts`, in ragged batches, with the taps that `taps` names kept (nT · Ht · 2 bytes a token in
+/// bf16). Greedy answers of a batch may differ from those of a single sequence by rounding ties; a
+/// walk follows the answers it is given.
 std::vector<walk_item> make_walk_items(const target& model,
                                        const token_documents& prompts,
                                        int64_t first,
@@ -53,9 +64,10 @@ std::vector<walk_item> make_walk_items(const target& model,
 
 /// Drafts at every position of every answer (all of them at once in ragged batches), which gives
 /// accept_len, then follows the path that decoding would take through them, which gives tau.
-/// Deterministic for given thread count. `progress` (may be empty) hears prompts done.
-walk_report walk_answers(proposer& drafts,
-                         std::span<const walk_item> items,
-                         const std::function<void(int64_t)>& progress = {});
+/// Deterministic for given thread count. `traced` (may be empty) gets the trace of each item.
+walk_report walk_answers(
+    proposer& drafts,
+    std::span<const walk_item> items,
+    const std::function<void(const walk_item&, const walk_trace&)>& traced = {});
 
 }  // namespace dflash

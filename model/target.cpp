@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "config/error.hpp"
 #include "device/kernels/target_attention.hpp"
@@ -82,6 +83,7 @@ void target::run(pass& p,
                  int64_t layers,
                  const SetMemory& set_memory,
                  const std::function<void(int64_t)>& after_layer) const {
+  DFLASH_CHECK(std::cmp_less_equal(layers, layers_.size()), "a target without its layers", layers);
   const auto n = p.residual.size(0);
   const auto dtype = scalar_type(dtype_);
   const auto shape = attention_of(config_);

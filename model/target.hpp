@@ -20,13 +20,19 @@
 
 namespace dflash {
 
+// What load() reads: a run on captured hidden states needs no layers, only what the drafter borrows
+// (embedding, head, final norm) and what tells the target from another.
+enum class target_parts { all, borrowed };
+
 class target {
 public:
   // Reads a Hugging Face folder, strictly. Throws dflash::error (file, key or tensor). On another
-  // device than the CPU, capture and logits work; the cached forward needs the CPU.
+  // device than the CPU, capture and logits work; the cached forward needs the CPU. With
+  // target_parts::borrowed there are no layers: only logits and normed may be called.
   static std::shared_ptr<const target> load(const std::filesystem::path& folder,
                                             compute_dtype dtype,
-                                            at::Device device = at::kCPU);
+                                            at::Device device = at::kCPU,
+                                            target_parts parts = target_parts::all);
 
   const target_config& config() const { return config_; }
   compute_dtype dtype() const { return dtype_; }

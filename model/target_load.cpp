@@ -23,7 +23,8 @@ constexpr std::array<spare_rule, 2> llama_spare = {{
 
 std::shared_ptr<const target> target::load(const std::filesystem::path& path,
                                            compute_dtype dtype,
-                                           at::Device device) {
+                                           at::Device device,
+                                           target_parts parts) {
   auto folder = model_folder::open(path);
   const std::shared_ptr<target> model(new target());
   const auto c = model->config_ = read_target_config(path);
@@ -34,7 +35,7 @@ std::shared_ptr<const target> target::load(const std::filesystem::path& path,
   };
   model->embedding_ = load("model.embed_tokens.weight", {c.vocab, c.hidden}, type);
   model->final_norm_ = load("model.norm.weight", {c.hidden}, at::kFloat);
-  for (int64_t i = 0; i < c.layers; ++i) {
+  for (int64_t i = 0; i < c.layers && parts == target_parts::all; ++i) {
     const auto prefix = "model.layers." + std::to_string(i) + ".";
     const auto matrix = [&](const char* name, int64_t n, int64_t k) {
       return load(prefix + name + ".weight", {n, k}, type);
@@ -75,7 +76,7 @@ std::shared_ptr<const target> target::load(const std::filesystem::path& path,
                 path.string(),
                 "fetch the model again; set tie_word_embeddings if the head is tied");
   }
-  folder.finish(llama_spare);
+  if (parts == target_parts::all) folder.finish(llama_spare);
   model->head_ = packed_linear(head, plain_weight::keep);
   for (int64_t i = 0; i < c.head_dim / 2; ++i)
     model->inverse_frequencies_.push_back(static_cast<float>(

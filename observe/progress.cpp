@@ -81,11 +81,12 @@ void progress_line::print() {
   printed_ = true;
 }
 
-std::string waiting_text(double drafters_wait, double targets_wait) {
+std::string waiting_text(double drafters_wait, double targets_wait, bool from_disk) {
   constexpr double worth_saying = 0.02;
   if (drafters_wait < worth_saying && targets_wait < worth_saying) return "nobody waits";
   if (drafters_wait >= targets_wait)
-    return "drafters wait for targets " + share_text(drafters_wait);
+    return std::string("drafters wait for ") + (from_disk ? "the disk " : "targets ") +
+           share_text(drafters_wait);
   return "targets wait for drafters " + share_text(targets_wait);
 }
 
@@ -94,7 +95,7 @@ std::string progress_text(const train_progress& p) {
   if (p.loss) append(text, "loss " + fixed(*p.loss, 3));
   if (p.accept_len) append(text, "accept_len " + fixed(*p.accept_len, 2));
   if (p.tokens_per_second) append(text, rate_text(*p.tokens_per_second, "tokens"));
-  append(text, waiting_text(p.drafters_wait, p.targets_wait));
+  append(text, waiting_text(p.drafters_wait, p.targets_wait, p.from_disk));
   append(text, bytes_text(p.bytes_in_flight) + " in flight");
   if (p.skipped_steps > 0) append(text, "skipped " + std::to_string(p.skipped_steps));
   if (p.restarts > 0) append(text, "restarts " + std::to_string(p.restarts));

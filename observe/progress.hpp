@@ -58,6 +58,7 @@ struct train_progress {
   std::optional<double> tokens_per_second = {};
   double drafters_wait = 0.0;  // share of the time in which drafters wait for hidden states
   double targets_wait = 0.0;   // share of the time in which targets wait for room
+  bool from_disk = false;      // no targets: hidden states are read
   std::uint64_t bytes_in_flight = 0;
   std::optional<std::chrono::nanoseconds> time_left = {};
   std::uint64_t skipped_steps = 0;
@@ -68,8 +69,9 @@ struct train_progress {
 /// 12.3 MB in flight  left 4 min 07 s"
 std::string progress_text(const train_progress& p);
 
-/// "drafters wait for targets 35 %", "targets wait for drafters 12 %", "nobody waits"
-std::string waiting_text(double drafters_wait, double targets_wait);
+/// "drafters wait for targets 35 %" (for the disk if the states come from there), "targets wait for
+/// drafters 12 %", "nobody waits"
+std::string waiting_text(double drafters_wait, double targets_wait, bool from_disk = false);
 
 /// Any long task: label, done of total, rate, time left; silent for tasks under two seconds.
 class task_progress {

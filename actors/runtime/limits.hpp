@@ -8,7 +8,7 @@ namespace dflash {
 
 struct pipeline_limits {
   uint32_t targets = 0;          // N
-  uint32_t readers = 0;          // 1 if hidden states are kept: the loader reads them
+  uint32_t readers = 0;          // 1 if hidden states are kept or captured: the loader reads
   uint32_t drafters = 0;         // M
   uint64_t batch_bytes = 0;      // hidden states of one batch
   uint32_t drafter_batches = 0;  // per drafter

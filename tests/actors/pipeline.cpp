@@ -14,6 +14,7 @@
 #include <string>
 
 #include "actors/postprocess.hpp"
+#include "config/error.hpp"
 #include "model/checkpoint.hpp"
 #include "tests/model/decode_fixture.hpp"
 
@@ -42,6 +43,7 @@ struct layout {
   int64_t accumulation = 1;
   double noise = 0;
   bool kl = false;
+  bool read = false;  // captured states instead of targets
   uint64_t keep_bytes = 0;
   uint64_t budget = 0;
   uint64_t save_every = 0;
@@ -57,7 +59,7 @@ public:
     parts_.plan.emplace(parts_.source->rows(), 1, l.drafters, l.accumulation, l.steps);
     parts_.shape = {row_tokens, 32, 2, l.kl, at::kFloat};
     parts_.limits = derive_limits(
-        l.targets, l.keep_bytes > 0 ? 1 : 0, l.drafters, parts_.shape.bytes(), l.budget);
+        l.targets, l.keep_bytes > 0 || l.read ? 1 : 0, l.drafters, parts_.shape.bytes(), l.budget);
     parts_.noise = l.noise;
     parts_.seed = 3;
     parts_.block_size = 4;
@@ -83,6 +85,10 @@ public:
                                             compute_dtype::fp32,
                                             parts_.plan->total_steps()));
     for (uint32_t i = 0; i < l.targets; ++i) parts_.targets.push_back(capture());
+    if (l.read)
+      parts_.read_hidden = [make = capture()](const batch& b, std::vector<at::Tensor>& into) {
+        into = make(b);
+      };
     parts_.save = [this](const save_request& r, drafter_trainer& t) { save(r, t); };
   }
 
@@ -236,6 +242,56 @@ TEST_CASE("kept hidden states give the bits of recomputation and spare the targe
     CHECK(some.run().totals.from_disk > 0);
     CHECK(at::equal(plain.weights(), some.weights()));
   }
+}
+
+TEST_CASE("captured hidden states in the place of targets give the bits of an online run") {
+  for (const uint32_t drafters : {1U, 2U}) {
+    training online({.drafters = drafters, .noise = 0.1, .kl = true});
+    completes(online);
+    training offline({.targets = 0, .drafters = drafters, .noise = 0.1, .kl = true, .read = true});
+    const auto result = offline.run();
+    CHECK(result.outcome.status == run_status::completed);
+    CHECK(result.totals.captured == 0);
+    CHECK(result.totals.from_disk == offline.parts().plan->total_batches());
+    CHECK(at::equal(online.weights(), offline.weights()));
+    training narrow({.targets = 0,
+                     .drafters = drafters,
+                     .noise = 0.1,
+                     .kl = true,
+                     .read = true,
+                     .budget = (drafters + 1) * online.parts().shape.bytes()});
+    completes(narrow);
+    CHECK(at::equal(online.weights(), narrow.weights()));
+  }
+}
+
+TEST_CASE("captured hidden states that cannot be read end the run with the reason") {
+  training t({.targets = 0, .read = true});
+  t.parts().read_hidden = [inner = t.parts().read_hidden](const batch& b,
+                                                          std::vector<at::Tensor>& into) {
+    if (b.k == 9) throw error("row 3 is damaged", "states/hidden_states.bin");
+    inner(b, into);
+  };
+  const auto result = t.run();
+  CHECK(result.outcome.status == run_status::failed);
+  CHECK_THAT(result.outcome.reason, Catch::Contains("row 3 is damaged"));
+}
+
+TEST_CASE("captured hidden states that are not finite are read again, then dropped") {
+  training t({.targets = 0, .drafters = 2, .read = true});
+  std::atomic<int> reads{0};
+  t.parts().read_hidden = [&reads, inner = t.parts().read_hidden](const batch& b,
+                                                                  std::vector<at::Tensor>& into) {
+    inner(b, into);
+    if (b.k != 7) return;
+    ++reads;
+    into[0].view(-1)[0] = std::nanf("");
+  };
+  const auto result = t.run();
+  CHECK(result.outcome.status == run_status::completed);
+  CHECK(result.totals.dropped == 1);
+  CHECK(reads == 2);
+  CHECK(at::equal(t.weights(0), t.weights(1)));
 }
 
 TEST_CASE("a batch that is not finite once is made again and changes nothing") {

@@ -217,3 +217,35 @@ TEST_CASE("threads may put and get different rows at the same time") {
   CHECK(store.count().stored == rows);
   CHECK(store.count().failed == 0);
 }
+
+TEST_CASE("a finished store is opened for reading only, or refused by what is wrong") {
+  const scratch_folder scratch;
+  const auto path = scratch / "hidden.bin";
+  const auto open = [&](int64_t rows = 3, std::string_view fingerprint = "a capture") {
+    return hidden_store::open_complete(path, record_bytes, rows, fingerprint);
+  };
+  CHECK_THAT(error_of([&] { open(); }), Contains("hidden.bin"));
+  {
+    hidden_store store(
+        path, record_bytes, 3, hidden_store::file_bytes(record_bytes, 3), "a capture");
+    CHECK(store.capacity() == 3);
+    for (const int64_t row : {2, 0}) put(store, row);
+    CHECK_THAT(error_of([&] { open(); }), Contains("cut short"));
+    put(store, 1);
+    store.sync();
+  }
+  CHECK(std::filesystem::file_size(path) <= hidden_store::file_bytes(record_bytes, 3));
+  const auto whole = open();
+  for (const int64_t row : {0, 1, 2}) CHECK(get(*whole, row) == content(row));
+  CHECK(whole->verify().empty());
+  CHECK_THAT(error_of([&] { open(4); }), Contains("another capture"));
+  CHECK_THAT(error_of([&] { open(3, "other"); }), Contains("fingerprint"));
+  const uint64_t records = 8192;
+  flip_byte(path, records + 12'288 * 2 + 77);  // the record put last: row 1
+  CHECK(open()->verify() == std::vector<int64_t>{1});
+  flip_byte(path, 4096 + 16 + 2);  // the entry of the second record: row 0
+  CHECK_THAT(error_of([&] { open(); }), Contains("row 0"));
+  flip_byte(path, 16);
+  CHECK_THAT(error_of([&] { open(); }), Contains("head is damaged"));
+  CHECK(std::filesystem::file_size(path) > records);  // reading changed nothing
+}

@@ -25,7 +25,7 @@ std::vector<decoded> run(const target& model,
   decode_options options;
   options.max_new_tokens = new_tokens;
   options.max_slots = slots;
-  return greedy_decode(model, views, drafts, options);
+  return decode_prompts(model, views, drafts, options);
 }
 
 std::vector<std::vector<int32_t>> tokens_of(const std::vector<decoded>& answers) {
@@ -193,7 +193,7 @@ TEST_CASE("kept taps are those of one capture over prompt and answer", "[decode]
   decode_options options;
   options.max_new_tokens = 8;
   options.keep_taps = {0, 3};
-  const auto answers = greedy_decode(*model, views, nullptr, options);
+  const auto answers = decode_prompts(*model, views, nullptr, options);
   for (size_t i = 0; i < prompts.size(); ++i) {
     auto text = prompts[i];
     text.insert(text.end(), answers[i].tokens.begin(), answers[i].tokens.end() - 1);

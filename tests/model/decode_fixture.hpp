@@ -43,10 +43,12 @@ inline constexpr int64_t tiny_mask_id = 60;
 
 /// Llama shape: H 32, 4 layers, 4/2 heads × 8, I 48, 128 positions, tied head. Weights are large
 /// enough for lively text; no id ends it unless `eos` names one.
-inline void write_tiny_target(const std::filesystem::path& folder, int64_t eos = -1) {
+inline void write_tiny_target(const std::filesystem::path& folder,
+                              int64_t eos = -1,
+                              int64_t vocab = tiny_vocab) {
   const int64_t hidden = 32, heads = 4, kv_heads = 2, head_dim = 8, intermediate = 48, layers = 4;
   std::vector<std::pair<std::string, std::vector<int64_t>>> shapes = {
-      {"model.embed_tokens.weight", {tiny_vocab, hidden}}, {"model.norm.weight", {hidden}}};
+      {"model.embed_tokens.weight", {vocab, hidden}}, {"model.norm.weight", {hidden}}};
   for (int64_t i = 0; i < layers; ++i) {
     const std::string layer = "model.layers." + std::to_string(i) + ".";
     shapes.push_back({layer + "input_layernorm.weight", {hidden}});
@@ -79,18 +81,20 @@ inline void write_tiny_target(const std::filesystem::path& folder, int64_t eos =
       folder / "config.json",
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
 "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
-"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 61, "max_position_embeddings": 128,
+"num_key_value_heads": 2, "head_dim": 8, "vocab_size": )" +
+          std::to_string(vocab) + R"(, "max_position_embeddings": 128,
 "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": true,
 "bos_token_id": 1)" +
           (eos < 0 ? "" : ", \"eos_token_id\": " + std::to_string(eos)) + "}\n");
 }
 
 inline std::shared_ptr<const target> tiny_target(compute_dtype dtype = compute_dtype::fp32,
-                                                 int64_t eos = -1) {
+                                                 int64_t eos = -1,
+                                                 int64_t vocab = tiny_vocab) {
   // Products this small gain nothing from threads, and lose much on a busy machine.
   at::set_num_threads(1);
   const scratch_folder folder;
-  write_tiny_target(folder.path(), eos);
+  write_tiny_target(folder.path(), eos, vocab);
   return target::load(folder.path(), dtype);
 }
 

@@ -1,5 +1,6 @@
 #include "model/eval.hpp"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "model/drafter_decode.hpp"
@@ -18,17 +19,38 @@ token_documents tiny_prompts() {
 }
 
 // The walk of stored answers and decoding itself count the same.
-void check_walk_equals_decoding(const target& model, proposer& drafts, int64_t new_tokens) {
+void check_walk_equals_decoding(const target& model,
+                                proposer& drafts,
+                                int64_t new_tokens,
+                                double temperature = 0) {
   const auto prompts = tiny_prompts();
   decode_options options;
   options.max_new_tokens = new_tokens;
+  options.sampling.temperature = temperature;
   const auto items = make_walk_items(model, prompts, 0, prompts.size(), drafts.taps(), options);
-  const auto walked = walk_answers(drafts, items);
+  int64_t traced_passes = 0, traced_tokens = 0, traced_lead = 0;
+  const auto walked =
+      walk_answers(drafts, items, [&](const walk_item& item, const walk_trace& trace) {
+        traced_passes += static_cast<int64_t>(trace.passes.size());
+        int64_t at = 0;
+        for (const auto& pass : trace.passes) {
+          CHECK(pass.at == at);
+          CHECK(pass.accepted == std::min(pass.offered, trace.lead[static_cast<size_t>(at)]));
+          at += pass.committed;
+        }
+        traced_tokens += at;
+        const auto answered = static_cast<int64_t>(item.tokens.size()) - item.prompt_tokens;
+        CHECK(static_cast<int64_t>(trace.lead.size()) == std::max<int64_t>(0, answered - 1));
+        for (const int64_t lead : trace.lead) traced_lead += lead + 1;
+      });
+  CHECK(traced_passes == walked.walk.passes);
+  CHECK(traced_tokens == walked.walk.committed);
+  CHECK(traced_lead == walked.anchor_length);
   std::vector<std::span<const int32_t>> views;
   for (int64_t i = 0; i < prompts.size(); ++i) views.push_back(prompts.ids(i));
   decode_stats sum;
   int64_t answer_tokens = 0;
-  for (const auto& answer : greedy_decode(model, views, &drafts, options)) {
+  for (const auto& answer : decode_prompts(model, views, &drafts, options)) {
     sum.add(answer.stats);
     answer_tokens += static_cast<int64_t>(answer.tokens.size());
   }
@@ -49,12 +71,14 @@ TEST_CASE("walking answers counts what decoding them counts", "[eval]") {
   SECTION("prompt lookup") {
     lookup_proposer lookup;
     check_walk_equals_decoding(*model, lookup, 40);
+    check_walk_equals_decoding(*model, lookup, 40, 0.8);
   }
   SECTION("a drafter") {
     const auto config = decode_test::tiny_drafter_config(6, true);
     drafter_proposer drafts{
         std::make_shared<const draft_model>(config, decode_test::tiny_drafter(config), model)};
     check_walk_equals_decoding(*model, drafts, 40);
+    check_walk_equals_decoding(*model, drafts, 40, 0.8);
   }
   SECTION("a drafter that is right three times in four") {
     const auto prompts = tiny_prompts();

@@ -98,6 +98,7 @@ TEST_CASE("the line of a training run says who waits for whom") {
   CHECK(progress_text(p).find("skipped 2  restarts 1") != std::string::npos);
   CHECK(progress_text(train_progress{.total_steps = 9}) == "step 0/9  nobody waits  0 B in flight");
   CHECK(waiting_text(0.1, 0.2) == "targets wait for drafters 20 %");
+  CHECK(waiting_text(0.3, 0, true) == "drafters wait for the disk 30 %");
 }
 
 TEST_CASE("a task of under two seconds says nothing") {
