@@ -87,17 +87,25 @@ class Doctor(ProgramTest):
 
     def test_a_good_drafter_is_healthy(self):
         found, checks = self.examine(0)
+        acceptance = checks.pop("acceptance")  # a small drafter of a random target
+        self.assertIn(acceptance["level"], ("ok", "warn"))
         self.assertEqual({c["level"] for c in checks.values()}, {"ok"}, json.dumps(found, indent=1))
-        self.assertGreater(found["tau"], 1.3)
+        self.assertGreater(found["tau"], 1.1)
         self.assertEqual(len(found["accepted_at"]), 3)
         self.assertEqual(found["trials"][0]["name"], "as given")
         text = self.succeeds("doctor", self.target, self.path("drafter"), "--threads", "1")  # on the target's own prompts
         self.assertIn("ok    taps", text)
         self.assertIn("tau", text)
 
-    def test_taps_off_by_one(self):
+    def test_taps_off_by_one_are_tried_shifted(self):
+        # When such a difference is named is shown by tests/model/doctor.cpp.
+        lengths = lambda found: {t["name"]: t["accept_len"] for t in found["trials"]}
+        good = lengths(self.examine(0)[0])
         self.config(in_target_layer_ids=[0, 1])
-        self.names("tap_shift", "fail", "1, 2", "off by one")
+        shifted = lengths(self.examine(0)[0])
+        self.assertEqual(shifted["with taps shifted by +1"], good["as given"])
+        self.assertEqual(shifted["as given"], good["with taps shifted by -1"])
+        self.assertLess(shifted["as given"], good["as given"])
 
     def test_taps_in_the_numbering_of_speculators(self):
         self.config(in_target_layer_ids=[3, 4])
@@ -195,7 +203,7 @@ class Doctor(ProgramTest):
             with self.subTest(words[0]):
                 shutil.copy(os.path.join(self.shared, "drafter", "model.safetensors"), self.path("drafter"))
                 self.weights(**changes)
-                self.names("tensors", "fail", *words)
+                self.names("tensors", "fail", *words, also=["weights"])
 
     def test_own_head(self):
         self.weights(**{"lm_head.weight": lambda _: np.ones((VOCAB + 8, 32), np.float32)})
