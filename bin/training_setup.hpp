@@ -23,6 +23,7 @@ struct training_setup {
   compute_dtype dtype = compute_dtype::fp32;
   checkpoint_scan resumed_from;  // newest is empty: a new run
   int64_t padding_permille = 0;  // of the rows' tokens
+  double covered_share = 1;      // of the supervised tokens that the draft vocabulary has
 
   /// Checksum of the training documents, in hexadecimal: a resumed run has to have the same.
   std::string data_hash() const;

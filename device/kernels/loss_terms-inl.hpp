@@ -41,8 +41,8 @@ struct row_sums {
   float kl_soft = 0;  // at the temperature of `scale`
   float rkl = 0;
   float to_mixture_p = 0, to_mixture_q = 0;  // KL(P || M), KL(Q || M)
-  float overlap = 0, distance = 0;  // sum min, sum |P - Q|
-  float above = 0, below = 0, even = 0;  // sum of Q where Q > P, Q < P, Q = P
+  float overlap = 0, distance = 0;           // sum min, sum |P - Q|
+  float above = 0, below = 0, even = 0;      // sum of Q where Q > P, Q < P, Q = P
   float entropy = 0;
 };
 
@@ -53,8 +53,8 @@ HWY_INLINE row_sums sum_terms(const T* z, const T* u, const loss_row_task& t, co
   const bool kl = t.of(loss_term::kl) != 0 || t.of(loss_term::lk_hybrid) != 0;
   const bool soft = t.of(loss_term::kl) != 0 && r.scale != 1.0f;
   const bool rkl = t.of(loss_term::rkl) != 0, jsd = t.of(loss_term::jsd) != 0;
-  const bool overlap = t.of(loss_term::tv) != 0 || t.of(loss_term::nla) != 0 ||
-                       t.of(loss_term::lk_hybrid) != 0;
+  const bool overlap =
+      t.of(loss_term::tv) != 0 || t.of(loss_term::nla) != 0 || t.of(loss_term::lk_hybrid) != 0;
   const auto zo = hn::Set(d, r.z_lse), uo = hn::Set(d, r.u_lse);
   const auto k = hn::Set(d, r.scale), zs = hn::Set(d, -r.z_lse_scaled),
              us = hn::Set(d, -r.u_lse_scaled);
@@ -142,14 +142,13 @@ HWY_INLINE void write_terms(T* z,
       const auto ui = whole ? load(d, u + i) : load_n(d, u + i, rest, -1e30f);
       const auto lp = hn::Sub(ui, uo), p = exp_lanes(d, lp);
       if (f.rkl != 0) a = hn::MulAdd(f_rkl, hn::Sub(hn::Sub(lq, lp), own_rkl), a);
-      if (f.jsd != 0)
-        a = hn::NegMulAdd(f_jsd, hn::Add(log_mixture_over(d, lp, lq), own_jsd), a);
+      if (f.jsd != 0) a = hn::NegMulAdd(f_jsd, hn::Add(log_mixture_over(d, lp, lq), own_jsd), a);
       if (f.sign != 0)
-        a = hn::MulAdd(f_sign,
-                       hn::IfThenElse(hn::Gt(q, p),
-                                      when_above,
-                                      hn::IfThenElse(hn::Lt(q, p), when_below, when_even)),
-                       a);
+        a = hn::MulAdd(
+            f_sign,
+            hn::IfThenElse(
+                hn::Gt(q, p), when_above, hn::IfThenElse(hn::Lt(q, p), when_below, when_even)),
+            a);
       g = hn::NegMulAdd(f_kl, p, g);
       if (f.kl_soft != 0) {
         const auto ps = exp_lanes(d, hn::MulAdd(ui, k, us));
@@ -175,9 +174,8 @@ HWY_INLINE void row_of_terms(
     T* z, const T* u, const loss_row_task& t, const row_norms& r, loss_row_values& out) {
   const row_sums s = sum_terms(z, u, t, r);
   const float distance = 0.5f * s.distance;
-  const float overlap = s.overlap > static_cast<float>(least_overlap)
-                            ? s.overlap
-                            : static_cast<float>(least_overlap);
+  const float overlap =
+      s.overlap > static_cast<float>(least_overlap) ? s.overlap : static_cast<float>(least_overlap);
   const float blend = std::exp(-static_cast<float>(lk_eta) * s.overlap);
   const bool soft = r.scale != 1.0f;
   const float theta = 1.0f / r.scale;
@@ -194,17 +192,15 @@ HWY_INLINE void row_of_terms(
   if (!t.gradient) return;
   const float w = t.weight, lk = t.of(loss_term::lk_hybrid);
   // d -log(overlap) = d tv / overlap, nothing where the overlap is held.
-  const float nla = s.overlap > static_cast<float>(least_overlap)
-                        ? t.of(loss_term::nla) / s.overlap
-                        : 0.0f;
-  const row_factors f{
-      .ce = w * t.of(loss_term::ce),
-      .kl = w * ((soft ? 0.0f : t.of(loss_term::kl)) + lk * blend),
-      .kl_soft = soft ? w * t.of(loss_term::kl) * theta : 0.0f,
-      .rkl = w * t.of(loss_term::rkl),
-      .jsd = 0.5f * w * t.of(loss_term::jsd),
-      .sign = 0.5f * w * (t.of(loss_term::tv) + nla + lk * (1.0f - blend)),
-      .entropy = t.entropy ? w * t.of(loss_term::cap) : 0.0f};
+  const float nla =
+      s.overlap > static_cast<float>(least_overlap) ? t.of(loss_term::nla) / s.overlap : 0.0f;
+  const row_factors f{.ce = w * t.of(loss_term::ce),
+                      .kl = w * ((soft ? 0.0f : t.of(loss_term::kl)) + lk * blend),
+                      .kl_soft = soft ? w * t.of(loss_term::kl) * theta : 0.0f,
+                      .rkl = w * t.of(loss_term::rkl),
+                      .jsd = 0.5f * w * t.of(loss_term::jsd),
+                      .sign = 0.5f * w * (t.of(loss_term::tv) + nla + lk * (1.0f - blend)),
+                      .entropy = t.entropy ? w * t.of(loss_term::cap) : 0.0f};
   write_terms(z, u, t, r, s, f);
 }
 

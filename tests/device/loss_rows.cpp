@@ -1,6 +1,6 @@
 // Every loss term, alone and mixed, against autograd on its dense definition in fp64. Bounds: the
-// ATen form in fp64 to rounding; the kernel to fp32 rounding of exponentials (1e-7 each) summed over
-// up to 1003 columns; bf16 gradients within one rounding (2^-8).
+// ATen form in fp64 to rounding; the kernel to fp32 rounding of exponentials (1e-7 each) summed
+// over up to 1003 columns; bf16 gradients within one rounding (2^-8).
 #include "device/kernels/loss_rows.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -64,8 +64,8 @@ at::Tensor dense_term(loss_term t, const at::Tensor& z, const problem& p, double
   const at::Tensor u = p.u.to(at::kDouble);
   const at::Tensor P = at::softmax(u, 1), Q = at::softmax(z, 1);
   const at::Tensor logP = at::log_softmax(u, 1), logQ = at::log_softmax(z, 1);
-  const at::Tensor y = at::from_blob(const_cast<int32_t*>(p.labels.data()), {rows}, at::kInt)
-                           .to(at::kLong);
+  const at::Tensor y =
+      at::from_blob(const_cast<int32_t*>(p.labels.data()), {rows}, at::kInt).to(at::kLong);
   const at::Tensor overlap = at::minimum(P, Q).sum(1), tv = (P - Q).abs().sum(1) * 0.5;
   const at::Tensor kl = (P * (logP - logQ)).sum(1);
   const at::Tensor M = (P + Q) * 0.5;
@@ -130,14 +130,18 @@ std::vector<loss_factors> mixtures() {
   return all;
 }
 
-double value_error(const kernel::loss_row_results& found, const dense_result& want, const problem& p) {
+double value_error(const kernel::loss_row_results& found,
+                   const dense_result& want,
+                   const problem& p) {
   double worst = 0;
   for (size_t t = 0; t < kernel::loss_term_count; ++t) {
     if (!want.term[t].defined()) continue;
     for (size_t i = 0; i < rows; ++i) {
-      const double v = p.weights[i] == 0 ? 0.0 : want.term[t][static_cast<int64_t>(i)].item().toDouble();
+      const double v =
+          p.weights[i] == 0 ? 0.0 : want.term[t][static_cast<int64_t>(i)].item().toDouble();
       // One in the denominator: terms near 0 are differences of probabilities.
-      worst = std::max(worst, std::abs(static_cast<double>(found.term[t][i]) - v) / (1 + std::abs(v)));
+      worst =
+          std::max(worst, std::abs(static_cast<double>(found.term[t][i]) - v) / (1 + std::abs(v)));
     }
   }
   return worst;

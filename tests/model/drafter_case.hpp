@@ -95,7 +95,8 @@ struct drafter_case {
     frozen.final_norm = at::ones({shape.hidden});
     frozen.rms_eps = shape.rms_eps;
     const int64_t rows = static_cast<int64_t>(tokens.input_ids.size());
-    for (size_t j = 0; j < shape.taps.size(); ++j) taps.push_back(numbers.next({rows, shape.hidden}));
+    for (size_t j = 0; j < shape.taps.size(); ++j)
+      taps.push_back(numbers.next({rows, shape.hidden}));
   }
 
   drafter_trainer trainer(const optim_section& optim = {}, uint64_t steps = 10) const {

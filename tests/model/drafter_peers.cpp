@@ -85,7 +85,8 @@ TEST_CASE("ten training steps have the losses, norms and weights of z-lab's modu
       const drafter_case c(file, "batch." + std::to_string(i));
       sums += t.accumulate(c.input());
     }
-    const update_report report = t.apply(t.gradient(), sums.weight_sum, static_cast<uint64_t>(step));
+    const update_report report =
+        t.apply(t.gradient(), sums.weight_sum, static_cast<uint64_t>(step));
     const double want = losses[step].item().toDouble();
     const double found = std::abs(sums.mean_loss() / want - 1);
     CHECK(found < loss_bound);

@@ -1,6 +1,7 @@
 // Loss terms, mixtures, D-PACE and variable prefixes: against speculators 0.9
 // (tests/data/make_loss_reference.py), and over the optimizer step however it is split. Bound
-// against speculators: both compute in fp32, each value a sum over 40 columns (2e-6 of the largest).
+// against speculators: both compute in fp32, each value a sum over 40 columns (2e-6 of the
+// largest).
 #include "model/loss.hpp"
 
 #include <ATen/TensorOperators.h>
@@ -122,7 +123,8 @@ TEST_CASE("D-PACE weights, and ce under them, equal speculators'", "[exact]") {
   const at::Tensor want = ref["dpace.weights"];
   double worst = 0, loss = 0;
   for (size_t i = 0; i < w.size(); ++i) {
-    const int64_t row = static_cast<int64_t>(i / (block_size - 1) * block_size + i % (block_size - 1)) + 1;
+    const int64_t row =
+        static_cast<int64_t>(i / (block_size - 1) * block_size + i % (block_size - 1)) + 1;
     worst = std::max(worst, std::abs(static_cast<double>(w[i]) - want[row].item().toDouble()));
     loss += static_cast<double>(w[i]) * static_cast<double>(ce[i]);
     g[row].mul_(w[i]);
@@ -132,7 +134,8 @@ TEST_CASE("D-PACE weights, and ce under them, equal speculators'", "[exact]") {
   CHECK(loss / ref.normaliser() == Approx(ref["loss.dpace"].item().toDouble()).epsilon(tolerance));
   const double gradient = difference(g / ref.normaliser(), ref["grad.dpace"]);
   CHECK(gradient < tolerance);
-  exactness_row("D-PACE weights and gradient", "speculators 0.9", std::max(worst, gradient), tolerance);
+  exactness_row(
+      "D-PACE weights and gradient", "speculators 0.9", std::max(worst, gradient), tolerance);
 }
 
 TEST_CASE("D-PACE by hand: products of smoothed confidences, summed from behind") {

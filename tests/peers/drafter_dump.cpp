@@ -1,7 +1,7 @@
 // What the drafter computes for the problems in IN (tests/peers/drafter_cases.py), written to OUT:
-// case.I.hidden [A (B-1), H], case.I.loss, case.I.weight_sum, case.I.grad.NAME; and for batch.I, two
-// a step, steps.loss and steps.grad_norm under the optimizer settings in "optim". For the comparison
-// with the published packages.
+// case.I.hidden [A (B-1), H], case.I.loss, case.I.weight_sum, case.I.grad.NAME; and for batch.I,
+// two a step, steps.loss and steps.grad_norm under the optimizer settings in "optim". For the
+// comparison with the published packages.
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 
@@ -21,10 +21,8 @@ public:
     kept_.push_back(tensor.to(at::kFloat).contiguous().clone());
     const at::Tensor& t = kept_.back();
     const auto* data = static_cast<const std::byte*>(t.const_data_ptr());
-    views_.push_back({std::move(name),
-                      st_dtype::f32,
-                      t.sizes().vec(),
-                      {data, static_cast<size_t>(t.nbytes())}});
+    views_.push_back(
+        {std::move(name), st_dtype::f32, t.sizes().vec(), {data, static_cast<size_t>(t.nbytes())}});
   }
   void add(std::string name, double value) { add(std::move(name), at::full({1}, value)); }
   void write(const char* file) const { write_safetensors(file, views_); }
