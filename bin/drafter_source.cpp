@@ -13,10 +13,11 @@ std::filesystem::path find_drafter_folder(const std::filesystem::path& given) {
   if (!fs::exists(given))
     throw error("there is no such drafter",
                 given.string(),
-                "give a run, checkpoint or z-lab folder, or 'lookup' for prompt lookup");
+                "give a run, checkpoint or drafter folder, or 'lookup' for prompt lookup");
   if (!fs::is_directory(given))
     throw error("a drafter is a folder, and this is a file", given.string());
-  if (fs::exists(given / "config.json") && fs::exists(given / "model.safetensors")) {
+  if (fs::exists(given / "config.json") && (fs::exists(given / "model.safetensors") ||
+                                            fs::exists(given / "model.safetensors.index.json"))) {
     // A checkpoint has a list of checksums beside the drafter.
     const auto why = fs::exists(given / "checksums") ? check_checkpoint(given, true) : "";
     if (!why.empty())
@@ -34,7 +35,7 @@ std::filesystem::path find_drafter_folder(const std::filesystem::path& given) {
   }
   throw error("the folder holds no drafter (config.json and model.safetensors) and no checkpoints",
               given.string(),
-              "give a run, checkpoint or z-lab folder");
+              "give a run, checkpoint or drafter folder");
 }
 
 }  // namespace dflash

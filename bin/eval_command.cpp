@@ -134,7 +134,7 @@ private:
       models_.drafts = std::make_unique<lookup_proposer>();
     } else {
       drafter_config config;
-      const auto weights = load_drafter(drafter_folder_, config);
+      const auto weights = load_drafter(drafter_folder_, *models_.model, config);
       models_.drafts = std::make_unique<drafter_proposer>(
           std::make_shared<const draft_model>(config, weights, models_.model));
     }

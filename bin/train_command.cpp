@@ -89,6 +89,7 @@ checkpoint_options checkpoint_options_of(const training_setup& s) {
   if (t.bos >= 0) o.extras.bos = t.bos;
   o.extras.eos = t.eos;
   o.extras.target_hash = s.model->content_hash();
+  set_verifier(o.extras, s.config.target.path);
   o.keep = s.config.checkpoint.keep;
   return o;
 }

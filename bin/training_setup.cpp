@@ -12,6 +12,7 @@
 #include "bin/version.hpp"
 #include "config/error.hpp"
 #include "model/captured_states.hpp"
+#include "data/token_counts.hpp"
 #include "model/schedule.hpp"
 #include "observe/format.hpp"
 
@@ -74,6 +75,27 @@ std::string fingerprint(const training_setup& s, const batch_source& source) {
                      s.parts.target_threads);
 }
 
+// The draft.vocab_size most frequent tokens of the data, or what the drafter to start from has.
+void choose_draft_vocab(training_setup& s) {
+  const int64_t wanted = s.config.draft.vocab_size;
+  drafter_config& d = s.drafter;
+  const auto refuse = [&](const std::string& what) {
+    throw error(fmt::format("a draft vocabulary of {} tokens, but {}", wanted, what),
+                "draft.vocab_size",
+                "0: what there is");
+  };
+  if (wanted > d.vocab) refuse(fmt::format("the target has {}", d.vocab));
+  if (!d.draft_ids.empty() && wanted != 0 && wanted != d.draft_vocab())
+    refuse(fmt::format("the drafter in draft.init has {}", d.draft_vocab()));
+  if (d.draft_ids.empty() && (wanted == 0 || wanted == d.vocab)) return;
+  const auto counts = supervised_counts(s.parts.source->documents(), d.vocab);
+  if (d.draft_ids.empty()) d.draft_ids = most_frequent_tokens(counts, wanted);
+  int64_t covered = 0;
+  for (const int32_t id : d.draft_ids) covered += counts[static_cast<size_t>(id)];
+  s.covered_share =
+      static_cast<double>(covered) / static_cast<double>(s.parts.source->documents().supervised());
+}
+
 void make_trainers(training_setup& s) {
   const run_config& c = s.config;
   const drafter_weights start = init_drafter(
@@ -114,6 +136,10 @@ void take_over(training_setup& s) {
                             state.data_hash),
                 folder,
                 "resume with the shards of data.train as the run began with them");
+  if (read_drafter_config(*s.resumed_from.newest).draft_ids != s.drafter.draft_ids)
+    throw error("the draft vocabulary is another one",
+                folder,
+                "resume with the drafter of draft.init as the run began with it");
   if (state.dtype != name_of(s.dtype))
     throw error(
         fmt::format(
@@ -187,6 +213,8 @@ training_setup prepare_training(const run_config& config,
 
   const target_config target_shape = read_target_config(c.target.path);
   s.drafter = make_drafter_config(c.draft, target_shape);
+  if (c.draft.init != "random" && c.draft.init != "target")
+    s.drafter = adopt_drafter(s.drafter, c.draft.init);
   s.dtype = choose_compute_dtype(c.target.dtype);
   if (c.run.resume) {
     s.resumed_from = choose_checkpoint(checkpoints);
@@ -200,6 +228,7 @@ training_setup prepare_training(const run_config& config,
       c.run.seed,
       0,
       prefix_draw{.ratio = c.loss.prefix, .block_size = s.drafter.block_size});
+  choose_draft_vocab(s);
   const auto lanes = [](const auto& list) { return static_cast<int64_t>(list.size()); };
   p.plan.emplace(p.source->rows(),
                  c.data.epochs,
@@ -212,7 +241,8 @@ training_setup prepare_training(const run_config& config,
   p.shape.row_tokens = c.data.row_tokens;
   p.shape.width = target_shape.hidden;
   p.shape.taps = lanes(s.drafter.taps);
-  p.shape.last = p.terms.teacher();
+  // Labels outside a draft vocabulary are the target's best token of it.
+  p.shape.last = p.terms.teacher() || !s.drafter.draft_ids.empty();
   p.shape.dtype = p.drafter_dtype = scalar_type(s.dtype);
   p.noise = c.data.noise;
   p.seed = c.run.seed;
@@ -262,6 +292,12 @@ std::string training_setup::plan_text() const {
                    fmt::join(drafter.taps, " "),
                    count_text(static_cast<double>(drafter_parameter_count(drafter))),
                    config.draft.init));
+  if (!drafter.draft_ids.empty())
+    line("",
+         fmt::format("drafts {} of {} tokens, {:.2f} % of the supervised ones",
+                     drafter.draft_vocab(),
+                     drafter.vocab,
+                     100 * covered_share));
   line("data",
        fmt::format("{} documents in {} rows of {} tokens ({}.{} % padding), {} anchors each",
                    parts.source->documents().size(),

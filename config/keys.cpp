@@ -78,6 +78,9 @@ const std::vector<key>& table() {
        "First weights: `random`, `target` (its last layers), or the folder of a drafter."},
       {"draft.norm_scale", number_key{AT(draft.norm_scale), 0.0, 1e6, true}, "",
        "First weights of the final norm, as a share of the target's (init random or target)."},
+      {"draft.vocab_size", integer_key{AT(draft.vocab_size), 0, 1 << 24}, "tokens",
+       "Draft vocabulary: so many most frequent supervised tokens of `data.train`. 0: that of the "
+       "drafter in `init`, else the target's whole vocabulary."},
 
       {"data.train", texts_key{AT(data.train)}, "",
        "Token shards to train on.", fixed, true},

@@ -56,6 +56,7 @@ struct draft_section {
   std::int64_t head_dim = 0;
   std::string init = "random";  // "random" | "target" | a drafter folder
   double norm_scale = 0.2;      // first final norm as a share of the target's
+  std::int64_t vocab_size = 0;  // most frequent supervised tokens that it drafts; 0: all
   bool operator==(const draft_section&) const = default;
 };
 

@@ -297,8 +297,15 @@ void save_checkpoint(const fs::path& checkpoints,
     write_trainer(aside / tensors_file, trainer);
     write_file_atomically(aside / state_file, state_json(state));
     write_file_atomically(aside / config_file, options.config_toml);
-    write_zlab_files(
-        aside, trainer.config(), trainer.exported(), options.export_dtype, options.extras);
+    // z-lab's form where it can say all: it knows no draft vocabulary.
+    const bool whole = trainer.config().draft_ids.empty();
+    write_drafter_files(aside,
+                        trainer.config(),
+                        trainer.exported(),
+                        {.form = whole ? drafter_form::zlab : drafter_form::speculators,
+                         .dtype = options.export_dtype,
+                         .extras = options.extras,
+                         .head = whole ? at::Tensor() : trainer.head()});
     write_file_atomically(aside / checksums_file, checksums_text(aside));
     fsync_directory(aside);
     if (fs::exists(fs::symlink_status(folder))) {  // damaged: the run came here from before it

@@ -44,7 +44,7 @@ struct checkpoint_state {
 struct checkpoint_options {
   std::string config_toml;  // config.toml
   at::ScalarType export_dtype = at::kBFloat16;
-  zlab_extras extras;
+  drafter_extras extras;
   int64_t keep = 2;  // newest good ones, the new one included; >= 1
 };
 

@@ -1,14 +1,18 @@
 #include "model/drafter.hpp"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
+#include <spdlog/spdlog.h>
 
 #include <cmath>
 #include <limits>
 
 #include "config/error.hpp"
 #include "data/random.hpp"
+#include "model/draft_vocab.hpp"
+#include "model/drafter_form.hpp"
 #include "model/folder.hpp"
 #include "model/target.hpp"
 
@@ -38,6 +42,44 @@ std::vector<std::pair<std::string, Tensor*>> list_tensors(Weights& w) {
     for (const auto& [name, tensor] : named) out.emplace_back(at + name + ".weight", tensor);
   }
   return out;
+}
+
+constexpr const char* embedding_name = "embed_tokens.weight";
+constexpr const char* head_name = "lm_head.weight";
+
+// What a drafter's folder may hold without being read.
+constexpr spare_rule spare_tensors[] = {
+    {"verifier_lm_head.weight", "the target's, for teacher logits"},
+    {"verifier_norm.weight", "the target's, for teacher logits"},
+    {"*rotary_emb.inv_freq", "derived from the configuration"}};
+
+// A stored copy of what is the target's. bf16 is how copies are stored and what most targets are
+// computed in, so that is what has to be equal.
+void check_copy(const char* name,
+                const at::Tensor& copy,
+                const at::Tensor& of,
+                const std::string& where) {
+  if (!at::equal(copy.to(at::kBFloat16), of.cpu().to(at::kBFloat16)))
+    throw error(std::string(name) + " is not the target's",
+                where,
+                "the drafter belongs to another target; drafters with an embedding or a head of "
+                "their own are not supported");
+}
+
+void check_same_tensors(const drafter_config& c,
+                        const drafter_config& stored,
+                        const std::filesystem::path& folder) {
+  const std::vector<named_shape> mine = drafter_tensor_shapes(c),
+                                 theirs = drafter_tensor_shapes(stored);
+  for (size_t i = 0; i < std::min(mine.size(), theirs.size()); ++i)
+    if (mine[i].shape != theirs[i].shape)
+      throw error("the drafter to start from has another shape: " + mine[i].name,
+                  folder.string(),
+                  "layers, sizes and number of taps must be those of [draft]");
+  if (mine.size() != theirs.size() || stored.taps != c.taps)
+    throw error("the drafter to start from has other layers or taps",
+                folder.string(),
+                "draft.layers and draft.taps must be its own");
 }
 
 bool is_norm(const std::string& name) {
@@ -171,18 +213,8 @@ drafter_weights init_drafter(const drafter_config& c,
   check_drafter_fits(c, frozen.config(), "draft");
   if (how != "random" && how != "target") {
     drafter_config stored;
-    drafter_weights w = load_drafter(how, stored);
-    const std::vector<named_shape> mine = drafter_tensor_shapes(c),
-                                   theirs = drafter_tensor_shapes(stored);
-    for (size_t i = 0; i < std::min(mine.size(), theirs.size()); ++i)
-      if (mine[i].shape != theirs[i].shape)
-        throw error("the drafter to start from has another shape: " + mine[i].name,
-                    how,
-                    "layers, sizes and number of taps must be those of [draft]");
-    if (mine.size() != theirs.size() || stored.taps != c.taps)
-      throw error("the drafter to start from has other layers or taps",
-                  how,
-                  "draft.layers and draft.taps must be its own");
+    drafter_weights w = load_drafter(how, frozen, stored);
+    check_same_tensors(c, stored, how);
     return w;
   }
   drafter_weights w = make_drafter_weights(c, at::kFloat);
@@ -201,17 +233,65 @@ drafter_weights init_drafter(const drafter_config& c,
   return w;
 }
 
-drafter_weights load_drafter(const std::filesystem::path& folder, drafter_config& out) {
-  const drafter_config c = read_drafter_config(folder);
+stored_drafter read_drafter(const std::filesystem::path& folder) {
+  // Before any tensor is looked for: a folder of another kind is named as what it is.
+  form_of(json_file::open(folder / "config.json"));
   model_folder files = model_folder::open(folder);
-  drafter_weights w = make_drafter_weights(c, at::kFloat);
-  const std::vector<named_shape> shapes = drafter_tensor_shapes(c);
+  stored_drafter d;
+  d.config = take_drafter_config(files);
+  d.weights = make_drafter_weights(d.config, at::kFloat);
+  const std::vector<named_shape> shapes = drafter_tensor_shapes(d.config);
   size_t i = 0;
-  for (const auto& [name, tensor] : named_tensors(w))
+  for (const auto& [name, tensor] : named_tensors(d.weights))
     tensor->copy_(files.load(name, shapes[i++].shape, at::kFloat));
-  files.finish({});
-  out = c;
-  return w;
+  if (files.has(embedding_name))
+    d.embedding = files.load(embedding_name, {d.config.vocab, d.config.hidden}, at::kBFloat16);
+  if (files.has(head_name))
+    d.head = files.load(head_name, {d.config.draft_vocab(), d.config.hidden}, at::kFloat);
+  files.finish(spare_tensors);
+  d.target_hash = files.metadata("target_hash");
+  return d;
+}
+
+drafter_weights load_drafter(const std::filesystem::path& folder, drafter_config& out) {
+  stored_drafter d = read_drafter(folder);
+  out = std::move(d.config);
+  return std::move(d.weights);
+}
+
+drafter_weights load_drafter(const std::filesystem::path& folder,
+                             const target& of,
+                             drafter_config& out) {
+  stored_drafter d = read_drafter(folder);
+  const std::string where = folder.string();
+  check_drafter_fits(d.config, of.config(), where);
+  if (d.embedding.defined()) check_copy(embedding_name, d.embedding, of.embedding(), where);
+  if (d.head.defined())
+    check_copy(head_name, d.head, draft_head(of.head().weight(), d.config), where);
+  if (!d.target_hash.empty() && d.target_hash != of.content_hash())
+    spdlog::warn("{}: trained for another target (content hash {}, this one has {})",
+                 where,
+                 d.target_hash,
+                 of.content_hash());
+  out = std::move(d.config);
+  return std::move(d.weights);
+}
+
+drafter_config adopt_drafter(drafter_config c, const std::filesystem::path& folder) {
+  const drafter_config stored = read_drafter_config(folder);
+  check_same_tensors(c, stored, folder);
+  const auto note = [&](const char* what, bool differs) {
+    if (differs) spdlog::warn("{}: trained with another {} than this run", folder.string(), what);
+  };
+  note("block size", c.block_size != stored.block_size);
+  note("mask token", c.mask_token_id != stored.mask_token_id);
+  note("layer_types", c.sliding != stored.sliding);
+  note("sliding window", c.sliding_window != stored.sliding_window);
+  note("causality", c.causal != stored.causal && c.sliding == stored.sliding);
+  c.rope_theta = stored.rope_theta;
+  c.rms_eps = stored.rms_eps;
+  c.draft_ids = stored.draft_ids;
+  return c;
 }
 
 }  // namespace dflash

@@ -58,9 +58,9 @@ drafter_weights view_drafter_weights(const drafter_config& config, const at::Ten
 
 // fp32 masters. how: "random" (matrices N(0, 0.02), norms 1, final norm at norm_scale of the
 // target's), "target" (layers copied from the last ones in target_folder, q_norm = k_norm = 1, fc =
-// identity on the last tap; final norm as for "random"), or the path of a z-lab folder of the same
-// shape (warm start). Random numbers are keyed by seed and tensor, so the same seed gives the same
-// bits whatever the thread count.
+// identity on the last tap; final norm as for "random"), or the path of a drafter of the same
+// shape, in either form (warm start). Random numbers are keyed by seed and tensor, so the same seed
+// gives the same bits whatever the thread count.
 drafter_weights init_drafter(const drafter_config& config,
                              const std::string& how,
                              const target& frozen,
@@ -68,8 +68,30 @@ drafter_weights init_drafter(const drafter_config& config,
                              double norm_scale,
                              const std::filesystem::path& target_folder);
 
-// A z-lab folder, strict: every tensor present with its shape, none besides. fp32. `out` receives
-// its shape.
+// A drafter as its folder holds it.
+struct stored_drafter {
+  drafter_config config;
+  drafter_weights weights;  // fp32
+  // Copies of the target's that the folder carries, or undefined. embedding [V, H] bf16: only
+  // compared. head [Vd, H] fp32.
+  at::Tensor embedding, head;
+  std::string target_hash;  // content hash of the target that it was trained for; may be empty
+};
+
+// A drafter folder in z-lab's or speculators' form, strict: every tensor present with its shape,
+// none besides but copies of what is the target's.
+stored_drafter read_drafter(const std::filesystem::path& folder);
+// The same; `out` receives its shape.
 drafter_weights load_drafter(const std::filesystem::path& folder, drafter_config& out);
+// The same for use with this target: refuses a drafter that does not fit it (check_drafter_fits),
+// or that carries an embedding or a head which is not the target's.
+drafter_weights load_drafter(const std::filesystem::path& folder,
+                             const target& of,
+                             drafter_config& out);
+
+// What a run that starts from this drafter takes over from it: rotary base, norm epsilon and draft
+// vocabulary. Throws dflash::error where shape or taps differ; differences that only change what it
+// is trained for (block size, mask token, windows, causality) are logged.
+drafter_config adopt_drafter(drafter_config config, const std::filesystem::path& folder);
 
 }  // namespace dflash

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "config/error.hpp"
-#include "model/json_file.hpp"
 
 namespace dflash {
 namespace {
@@ -50,11 +49,12 @@ void check_drafter_config(const drafter_config& c, const std::string& where) {
                                                    {"head_dim", c.head_dim},
                                                    {"the target's hidden size", c.target_hidden},
                                                    {"vocab_size", c.vocab},
-                                                   {"num_target_layers", c.num_target_layers},
                                                    {"max_position_embeddings", c.max_positions}};
   for (const auto& [name, size] : sizes)
     if (size < 1 || size > (int64_t{1} << 31))
       refuse(std::string(name) + " is " + number(size) + ", which no drafter has");
+  if (c.num_target_layers < 0 || c.num_target_layers > (1 << 20))
+    refuse("num_target_layers is " + number(c.num_target_layers) + ", which no target has");
   if (c.layers > 1024) refuse(number(c.layers) + " layers, which no drafter has");
   if (c.head_dim % 2 != 0)
     refuse("head_dim is odd (" + number(c.head_dim) + "): rotary positions turn two halves");
@@ -71,7 +71,7 @@ void check_drafter_config(const drafter_config& c, const std::string& where) {
   if (c.taps.empty()) refuse("no target layers are tapped", "e.g. taps = [1, 8, 14, 20, 27]");
   int before = -1;
   for (const int tap : c.taps) {
-    if (tap < 0 || tap >= c.num_target_layers)
+    if (tap < 0 || (c.num_target_layers > 0 && tap >= c.num_target_layers))
       refuse("tap " + number(tap) + " is not a layer of the target (0 to " +
                  number(c.num_target_layers - 1) + ")",
              "taps count the target's layers from 0; entry j is the output of layer j");
@@ -86,6 +86,13 @@ void check_drafter_config(const drafter_config& c, const std::string& where) {
   for (const bool s : c.sliding) any = any || s;
   if (any && c.sliding_window < 1)
     refuse("sliding layers need sliding_window (tokens, the query included)");
+  int32_t token = -1;
+  for (const int32_t id : c.draft_ids) {
+    if (id <= token || id >= c.vocab)
+      refuse("draft token " + number(id) + " after " + number(token) +
+             ": the ids of a draft vocabulary rise and are the target's");
+    token = id;
+  }
   if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta)) refuse("rope_theta must be above 0");
   if (!(c.rms_eps > 0) || !(c.rms_eps < 1)) refuse("rms_norm_eps must lie between 0 and 1");
 }
@@ -98,7 +105,12 @@ void check_drafter_fits(const drafter_config& c, const target_config& t, const s
                   where);
   };
   need("vocabulary", c.vocab, t.vocab);
-  need("number of target layers", c.num_target_layers, t.layers);
+  if (c.num_target_layers > 0) need("number of target layers", c.num_target_layers, t.layers);
+  if (c.taps.back() >= t.layers)
+    throw error("the drafter belongs to another target: it reads layer " +
+                    std::to_string(c.taps.back()) + " of " + std::to_string(t.layers),
+                where,
+                "layers count from 0");
   need("tapped hidden size", c.target_hidden, t.hidden);
   // The drafter reads rows of the target's embedding and ends in the target's head.
   need("hidden size", c.hidden, t.hidden);
@@ -138,78 +150,6 @@ drafter_config make_drafter_config(const draft_section& d, const target_config& 
   for (const std::string& type : d.layer_types)
     c.sliding.push_back(is_sliding(type, "draft.layer_types"));
   check_drafter_config(c, "draft");
-  return c;
-}
-
-drafter_config read_drafter_config(const std::filesystem::path& folder) {
-  const json_file f = json_file::open(folder / "config.json");
-  const auto key = [&](const char* name) { return std::string("dflash_config.") + name; };
-  const auto refuse = [&](const char* name, const std::string& what) {
-    throw error(what, f.where(name), "this drafter form is not supported");
-  };
-  // z-lab's older files keep some keys at the top, newer ones inside dflash_config (dflash.md 3.3).
-  const auto either = [&](const char* name, int64_t fallback) {
-    const bool inner = f.has(key(name)), outer = f.has(name);
-    if (inner && outer && f.get_int(key(name)) != f.get_int(name))
-      throw error(std::string(name) + " is " + std::to_string(f.get_int(key(name))) +
-                      " in dflash_config and " + std::to_string(f.get_int(name)) + " at the top",
-                  f.where(name),
-                  "the two must agree");
-    return inner ? f.get_int(key(name)) : f.get_int(name, fallback);
-  };
-  for (const char* name : {"conv_kernel_size", "selector_rank", "projector_type"})
-    if (f.has(key(name))) refuse(key(name).c_str(), std::string("variant key ") + name);
-  for (const char* name : {"sample_from_anchor", "shift_label", "attention_sink_bias"})
-    if (f.get_bool(key(name), false)) refuse(key(name).c_str(), std::string("variant key ") + name);
-  if (f.get_bool("attention_bias", false)) refuse("attention_bias", "biases in attention");
-  const std::string act = f.get_string("hidden_act", "silu");
-  if (act != "silu") refuse("hidden_act", "activation " + act);
-  if (f.has("rope_scaling")) refuse("rope_scaling", "scaled rotary positions");
-  const std::string rope_type = f.get_string("rope_parameters.rope_type", "default");
-  if (rope_type != "default") refuse("rope_parameters.rope_type", "rotary positions: " + rope_type);
-
-  drafter_config c{.layers = f.get_int("num_hidden_layers"),
-                   .hidden = f.get_int("hidden_size"),
-                   .intermediate = f.get_int("intermediate_size"),
-                   .heads = f.get_int("num_attention_heads"),
-                   .kv_heads = f.get_int("num_key_value_heads"),
-                   .head_dim = f.get_int("head_dim", 128),
-                   .target_hidden = f.get_int("target_hidden_size", f.get_int("hidden_size")),
-                   .vocab = f.get_int("vocab_size"),
-                   .block_size = either("block_size", 16),
-                   .mask_token_id = either("mask_token_id", -1),
-                   .sliding_window = f.get_int("sliding_window", 0),
-                   .num_target_layers = either("num_target_layers", 0),
-                   .max_positions = f.get_int("max_position_embeddings"),
-                   .rope_theta = f.has("rope_theta") ? f.get_real("rope_theta")
-                                                     : f.get_real("rope_parameters.rope_theta"),
-                   .rms_eps = f.get_real("rms_norm_eps", 1e-6),
-                   .taps = {},
-                   .sliding = {},
-                   .causal = {}};
-  const std::string tap_key =
-      f.has(key("target_layer_ids")) ? key("target_layer_ids") : "target_layer_ids";
-  for (const int64_t tap : f.get_ints(tap_key)) {
-    if (tap < 0 || tap >= c.num_target_layers)
-      throw error("tap " + std::to_string(tap) + " is not a layer of the target (0 to " +
-                      std::to_string(c.num_target_layers - 1) + ")",
-                  f.where(tap_key));
-    c.taps.push_back(static_cast<int>(tap));
-  }
-  if (f.has("layer_types"))
-    for (const std::string& type : f.get_strings("layer_types"))
-      c.sliding.push_back(is_sliding(type, f.where("layer_types")));
-  else
-    c.sliding.assign(static_cast<size_t>(std::clamp<int64_t>(c.layers, 0, 1024)), false);
-  if (f.get_bool(key("use_swa"), false)) {
-    c.sliding.assign(c.sliding.size(), true);
-    c.sliding_window = f.get_int(key("swa_window_size"), c.sliding_window);
-  }
-  if (f.has("is_causal"))
-    c.causal = f.get_bool("is_causal");
-  else if (f.has(key("causal")))
-    c.causal = f.get_bool(key("causal"));
-  check_drafter_config(c, f.path().string());
   return c;
 }
 

@@ -12,6 +12,7 @@
 
 #include "config/error.hpp"
 #include "device/kernels/block_attention.hpp"
+#include "model/draft_vocab.hpp"
 #include "model/sampling.hpp"
 
 namespace dflash {
@@ -71,6 +72,9 @@ draft_model::draft_model(drafter_config config,
     context.push_back(layer.v_proj);
   }
   context_kv_ = pack(context);
+  head_ = config_.draft_ids.empty()
+              ? target_->head()
+              : packed_linear{draft_head(target_->head().weight(), config_), plain_weight::drop};
 }
 
 // The blocks of a pass. Rows are ordered request by request, slot 0..B−1 in each.
@@ -251,7 +255,11 @@ std::vector<std::vector<int32_t>> drafter_proposer::propose(
     std::vector<int32_t> best;
     for (int64_t row = 0; row < rows; row += head_rows) {
       const auto chunk = selected.narrow(0, row, std::min(head_rows, rows - row));
-      const auto ids = argmax_rows(model_->of().head()(chunk), model_->config().vocab);
+      auto ids = argmax_rows(model_->head()(chunk), model_->config().draft_vocab());
+      const auto& tokens = model_->config().draft_ids;
+      if (!tokens.empty())
+        for (auto& id : ids)
+          if (id != bad_token) id = tokens[static_cast<size_t>(id)];
       best.insert(best.end(), ids.begin(), ids.end());
     }
     auto next = best.begin();

@@ -47,12 +47,13 @@ public:
   const at::Tensor& hidden_norm() const { return hidden_norm_; }  // [H]
   const packed_linear& context_kv() const { return context_kv_; }  // [L·2·nkv·hd, H]: k0 v0 k1 v1 …
   const at::Tensor& norm() const { return norm_; }                 // [H]
+  const packed_linear& head() const { return head_; }              // [Vd, H]
 
 private:
   drafter_config config_;
   std::shared_ptr<const target> target_;
   std::vector<layer> layers_;
-  packed_linear fc_, context_kv_;
+  packed_linear fc_, context_kv_, head_;
   at::Tensor hidden_norm_, norm_;
 };
 

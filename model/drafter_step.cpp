@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "config/error.hpp"
+#include "model/draft_vocab.hpp"
 #include "model/drafter_pass.hpp"
 #include "model/head_loss.hpp"
 
@@ -47,7 +48,11 @@ struct drafter_trainer::implementation {
         weights(weights_of(loss)),
         ema(optim.ema),
         frozen(std::move(parts)),
-        head(frozen.head,
+        rows(draft_rows(config.draft_ids, config.draft_ids.empty() ? 0 : config.vocab)),
+        head_rows(config.draft_ids.empty()
+                      ? frozen.head
+                      : packed_linear(draft_head(frozen.head.weight(), config))),
+        head(head_rows,
              frozen.final_norm,
              frozen.rms_eps,
              config.block_size,
@@ -94,7 +99,8 @@ struct drafter_trainer::implementation {
     // Empty anchor slots keep shapes fixed for a GPU; on the CPU their blocks are left out.
     const batch trimmed =
         frozen.embedding.is_cpu() ? with_valid_anchors(*input.tokens) : *input.tokens;
-    const slot_plan slots = plan_slots(trimmed, config.block_size, weights);
+    slot_plan slots = plan_slots(trimmed, config.block_size, weights);
+    if (!rows.empty()) relabel(slots, rows);
     if (slots.weight_sum == 0) {  // nothing supervised: adds 0 to every sum
       step_sums none;
       none.hits_at.assign(static_cast<size_t>(config.block_size), 0);
@@ -122,6 +128,8 @@ struct drafter_trainer::implementation {
   slot_weights weights;
   double ema;
   frozen_parts frozen;
+  std::vector<int32_t> rows;  // [V] row in the draft vocabulary; empty: the whole vocabulary
+  packed_linear head_rows;    // [Vd, H]
   head_loss head;
   at::ScalarType type;
   at::Tensor flat, flat_gradient, flat_compute, flat_average;
@@ -192,6 +200,9 @@ update_report drafter_trainer::apply(const at::Tensor& reduced_gradient,
 
 const drafter_config& drafter_trainer::config() const {
   return impl_->config;
+}
+const at::Tensor& drafter_trainer::head() const {
+  return impl_->head_rows.weight();
 }
 const drafter_weights& drafter_trainer::masters() const {
   return impl_->masters;

@@ -27,8 +27,9 @@ namespace dflash {
 // accumulate returns.
 struct drafter_input {
   std::vector<at::Tensor> taps;  // nT x [T, Ht], compute dtype
-  at::Tensor
-      last_hidden;  // [T, Ht] before the final norm; undefined unless the loss reads the teacher
+  // [T, Ht] before the final norm; undefined unless the loss reads the teacher or the drafter has a
+  // draft vocabulary
+  at::Tensor last_hidden;
   const batch* tokens = nullptr;  // not owned
 };
 
@@ -79,6 +80,7 @@ public:
   update_report apply(const at::Tensor& reduced_gradient, double weight_sum, uint64_t step);
 
   const drafter_config& config() const;
+  const at::Tensor& head() const;          // [Vd, H] compute dtype: the target's, never written
   const drafter_weights& masters() const;  // fp32, views of flat_masters()
   // What forward passes use: matrices in the compute dtype, norms fp32.
   const drafter_weights& compute() const;

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 #include <system_error>
@@ -16,7 +15,7 @@
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "data/safetensors.hpp"
-#include "model/json_file.hpp"
+#include "model/draft_vocab.hpp"
 
 namespace dflash {
 
@@ -24,18 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const char* dtype_text(at::ScalarType dtype) {
-  DFLASH_CHECK(dtype == at::kBFloat16 || dtype == at::kFloat,
-               "drafters are stored in bf16 or fp32",
-               c10::toString(dtype));
-  return dtype == at::kBFloat16 ? "bfloat16" : "float32";
-}
-
 std::string system_text() {
   return std::strerror(errno);
 }
 
-// The files of a z-lab folder: nothing else may be lost by replacing one.
+// The files of a drafter folder: nothing else may be lost by replacing one.
 const std::set<std::string> own_files = {"config.json", "model.safetensors"};
 
 void check_replaceable(const fs::path& folder) {
@@ -49,112 +41,66 @@ void check_replaceable(const fs::path& folder) {
                   "give another --out, or empty the folder");
 }
 
-}  // namespace
-
-zlab_extras read_zlab_extras(const fs::path& folder) {
-  const auto config = json_file::open(folder / "config.json");
-  const auto one = [&](const char* key) -> std::optional<int64_t> {
-    const auto ids = config.get_ints(key);
-    if (ids.empty()) return std::nullopt;
-    return ids.front();
-  };
-  zlab_extras extras{.bos = one("bos_token_id"),
-                     .eos = config.get_ints("eos_token_id"),
-                     .pad = one("pad_token_id"),
-                     .target_hash = {}};
-  const auto file = safetensors_file::open(folder / "model.safetensors");
-  const auto hash = file.metadata().find("target_hash");
-  if (hash != file.metadata().end()) extras.target_hash = hash->second;
-  return extras;
-}
-
-std::string zlab_config_json(const drafter_config& config,
-                             at::ScalarType dtype,
-                             const zlab_extras& extras) {
-  using json = nlohmann::ordered_json;
-  const auto id_or_null = [](const std::optional<int64_t>& id) { return id ? json(*id) : json(); };
-  json eos;
-  if (extras.eos.size() == 1)
-    eos = extras.eos.front();
-  else if (!extras.eos.empty())
-    eos = extras.eos;
-  json layer_types = json::array();
-  bool any_sliding = false;
-  for (const bool sliding : config.sliding) {
-    layer_types.push_back(sliding ? "sliding_attention" : "full_attention");
-    any_sliding = any_sliding || sliding;
-  }
-  json out;
-  out["architectures"] = json::array({"DFlashDraftModel"});
-  out["auto_map"] = {{"AutoModel", "dflash.DFlashDraftModel"}};
-  out["model_type"] = "qwen3";
-  out["dtype"] = dtype_text(dtype);
-  out["hidden_size"] = config.hidden;
-  out["intermediate_size"] = config.intermediate;
-  out["num_hidden_layers"] = config.layers;
-  out["num_attention_heads"] = config.heads;
-  out["num_key_value_heads"] = config.kv_heads;
-  out["head_dim"] = config.head_dim;
-  out["num_target_layers"] = config.num_target_layers;
-  out["block_size"] = config.block_size;
-  out["dflash_config"] = {{"mask_token_id", config.mask_token_id},
-                          {"target_layer_ids", config.taps}};
-  out["layer_types"] = layer_types;
-  out["sliding_window"] = any_sliding ? json(config.sliding_window) : json();
-  out["use_sliding_window"] = any_sliding;
-  out["max_window_layers"] = config.layers;
-  if (config.causal) out["is_causal"] = *config.causal;
-  out["rope_theta"] = config.rope_theta;
-  out["rope_scaling"] = json();
-  out["max_position_embeddings"] = config.max_positions;
-  out["vocab_size"] = config.vocab;
-  out["bos_token_id"] = id_or_null(extras.bos);
-  out["eos_token_id"] = eos;
-  out["pad_token_id"] = id_or_null(extras.pad);
-  out["hidden_act"] = "silu";
-  out["rms_norm_eps"] = config.rms_eps;
-  out["attention_bias"] = false;
-  out["attention_dropout"] = 0.0;
-  out["initializer_range"] = 0.02;
-  out["tie_word_embeddings"] = false;
-  out["use_cache"] = true;
-  return out.dump(2) + "\n";
-}
-
-void write_zlab_files(const fs::path& folder,
-                      const drafter_config& config,
-                      const drafter_weights& weights,
-                      at::ScalarType dtype,
-                      const zlab_extras& extras) {
-  const auto named = named_tensors(weights);
-  const auto shapes = drafter_tensor_shapes(config);
-  DFLASH_CHECK(named.size() == shapes.size(), "drafter tensors", named.size(), shapes.size());
-  std::vector<at::Tensor> stored;  // keeps the bytes alive that the views point to
+// Tensors on their way to a file; keeps the bytes alive that the views point to.
+struct file_tensors {
+  std::vector<at::Tensor> stored;
   std::vector<st_view> views;
-  for (size_t i = 0; i < named.size(); ++i) {
-    const auto& [name, tensor] = named[i];
-    DFLASH_CHECK(tensor->sizes().vec() == shapes[i].shape, "shape of an exported tensor", name);
-    if (!at::isfinite(*tensor).all().item<bool>())
-      throw error("the drafter's weights are not finite", name, "export an earlier checkpoint");
-    stored.push_back(tensor->detach().to(at::kCPU, dtype).contiguous());
+
+  void add(const std::string& name, const at::Tensor& tensor, at::ScalarType dtype) {
+    stored.push_back(tensor.detach().to(at::kCPU, dtype).contiguous());
     const at::Tensor& kept = stored.back();
     views.push_back({.name = name,
                      .dtype = dtype == at::kBFloat16 ? st_dtype::bf16 : st_dtype::f32,
-                     .shape = shapes[i].shape,
+                     .shape = kept.sizes().vec(),
                      .bytes = {static_cast<const std::byte*>(kept.const_data_ptr()),
                                static_cast<size_t>(kept.nbytes())}});
   }
+};
+
+}  // namespace
+
+void write_drafter_files(const fs::path& folder,
+                         const drafter_config& config,
+                         const drafter_weights& weights,
+                         const drafter_export& how) {
+  check_form_fits(how.form, config, how.extras, folder.string());
+  const auto shapes = drafter_tensor_shapes(config);
+  file_tensors out;
+  size_t i = 0;
+  for (const auto& [name, tensor] : named_tensors(weights)) {
+    DFLASH_CHECK(tensor->sizes().vec() == shapes.at(i).shape, "shape of an exported tensor", name);
+    if (!at::isfinite(*tensor).all().item<bool>())
+      throw error("the drafter's weights are not finite", name, "export an earlier checkpoint");
+    out.add(shapes[i++].name, *tensor, how.dtype);
+  }
+  DFLASH_CHECK(i == shapes.size(), "drafter tensors", i, shapes.size());
+  const auto offsets = d2t_of(config.draft_ids);
+  const auto flags = t2d_of(config.draft_ids, config.vocab);
+  if (!config.draft_ids.empty()) {
+    DFLASH_CHECK(how.head.defined() && how.head.size(0) == config.draft_vocab(),
+                 "a draft vocabulary is written with its head");
+    out.add("lm_head.weight", how.head, how.dtype);
+    out.views.push_back({.name = "d2t",
+                         .dtype = st_dtype::i64,
+                         .shape = {config.draft_vocab()},
+                         .bytes = std::as_bytes(std::span(offsets))});
+    out.views.push_back({.name = "t2d",
+                         .dtype = st_dtype::boolean,
+                         .shape = {config.vocab},
+                         .bytes = std::as_bytes(std::span(flags))});
+  }
   std::map<std::string, std::string> metadata{{"format", "pt"}};
-  if (!extras.target_hash.empty()) metadata["target_hash"] = extras.target_hash;
-  write_safetensors(folder / "model.safetensors", views, metadata);
-  write_file_atomically(folder / "config.json", zlab_config_json(config, dtype, extras));
+  if (!how.extras.target_hash.empty()) metadata["target_hash"] = how.extras.target_hash;
+  write_safetensors(folder / "model.safetensors", out.views, metadata);
+  write_file_atomically(folder / "config.json",
+                        drafter_config_json(how.form, config, how.dtype, how.extras));
 }
 
-void write_zlab_folder(const fs::path& folder,
-                       const drafter_config& config,
-                       const drafter_weights& weights,
-                       at::ScalarType dtype,
-                       const zlab_extras& extras) {
+void write_drafter_folder(const fs::path& folder,
+                          const drafter_config& config,
+                          const drafter_weights& weights,
+                          const drafter_export& how) {
+  check_form_fits(how.form, config, how.extras, folder.string());
   fs::path target = fs::absolute(folder).lexically_normal();
   if (target.filename().empty()) target = target.parent_path();  // "out/"
   const fs::path parent = target.parent_path();
@@ -172,7 +118,7 @@ void write_zlab_folder(const fs::path& folder,
                 target.string(),
                 "choose a folder that this user may write");
   try {
-    write_zlab_files(aside, config, weights, dtype, extras);
+    write_drafter_files(aside, config, weights, how);
     fsync_directory(aside);
     // Exchanging two folders in one call leaves no moment without an export under the name.
     const unsigned flags = replaces ? RENAME_EXCHANGE : RENAME_NOREPLACE;

@@ -175,14 +175,44 @@ const st_tensor& model_folder::info(std::string_view name) const {
   return *place_of(name).tensor;
 }
 
+const model_folder::place& model_folder::shaped(std::string_view name,
+                                                at::IntArrayRef shape) const {
+  const auto& found = place_of(name);
+  const auto& stored = found.tensor->shape;
+  if (at::IntArrayRef(stored) != shape)
+    throw error(std::string(name) + " is " + shape_text(stored) + ", expected " + shape_text(shape),
+                found.file->path().string(),
+                "config.json and weights do not belong together");
+  return found;
+}
+
+template <class T>
+std::vector<T> model_folder::load_values(std::string_view name,
+                                         at::IntArrayRef shape,
+                                         st_dtype dtype) {
+  const auto& [file, tensor] = shaped(name, shape);
+  if (tensor->dtype != dtype)
+    throw error(std::string(name) + " is " + std::string(dtype_name(tensor->dtype)) +
+                    ", expected " + std::string(dtype_name(dtype)),
+                file->path().string());
+  const auto bytes = file->bytes(*tensor);
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  used_.emplace(name);
+  return values;
+}
+
+std::vector<int64_t> model_folder::load_i64(std::string_view name, at::IntArrayRef shape) {
+  return load_values<int64_t>(name, shape, st_dtype::i64);
+}
+
+std::vector<uint8_t> model_folder::load_bool(std::string_view name, at::IntArrayRef shape) {
+  return load_values<uint8_t>(name, shape, st_dtype::boolean);
+}
+
 at::Tensor model_folder::load(std::string_view name, at::IntArrayRef shape, at::ScalarType dtype) {
-  const auto& [file, tensor] = place_of(name);
+  const auto& [file, tensor] = shaped(name, shape);
   const auto where = file->path().string();
-  if (at::IntArrayRef(tensor->shape) != shape)
-    throw error(
-        std::string(name) + " is " + shape_text(tensor->shape) + ", expected " + shape_text(shape),
-        where,
-        "config.json and weights do not belong together");
   const auto stored = scalar_of(tensor->dtype);
   if (!stored)
     throw error(std::string(name) + " is " + std::string(dtype_name(tensor->dtype)) +
@@ -203,6 +233,15 @@ at::Tensor model_folder::load(std::string_view name, at::IntArrayRef shape, at::
   }
   used_.emplace(name);
   return out;
+}
+
+std::string model_folder::metadata(const std::string& key) const {
+  for (const auto& [name, place] : places_) {
+    if (place.file->path().filename() != single_name) continue;
+    const auto found = place.file->metadata().find(key);
+    return found == place.file->metadata().end() ? std::string() : found->second;
+  }
+  return {};
 }
 
 void model_folder::finish(std::span<const spare_rule> rules) {

@@ -44,6 +44,13 @@ public:
   // Throws dflash::error if it is absent, of another shape or not a floating type.
   at::Tensor load(std::string_view name, at::IntArrayRef shape, at::ScalarType dtype);
 
+  // Copies of tensors that hold no weights. Throw dflash::error for another shape or type.
+  std::vector<int64_t> load_i64(std::string_view name, at::IntArrayRef shape);
+  std::vector<uint8_t> load_bool(std::string_view name, at::IntArrayRef shape);
+
+  // A metadata entry of model.safetensors; empty where it or the file is absent.
+  std::string metadata(const std::string& key) const;
+
   // Refuses what was neither loaded nor matches a rule; names the first such tensor and counts the
   // others. What a rule leaves out is logged.
   void finish(std::span<const spare_rule> rules);
@@ -62,6 +69,9 @@ private:
   bool reads_file(std::string_view name) const;
   void refuse_quantised() const;
   const place& place_of(std::string_view name) const;
+  const place& shaped(std::string_view name, at::IntArrayRef shape) const;
+  template <class T>
+  std::vector<T> load_values(std::string_view name, at::IntArrayRef shape, st_dtype dtype);
 
   std::filesystem::path path_;
   json_file config_;

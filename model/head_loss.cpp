@@ -1,5 +1,6 @@
 #include "model/head_loss.hpp"
 
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
@@ -9,12 +10,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "config/error.hpp"
 #include "device/kernels/loss_rows.hpp"
 #include "device/kernels/norms.hpp"
+#include "model/draft_vocab.hpp"
 
 namespace dflash {
 namespace {
@@ -120,6 +123,30 @@ at::Tensor head_loss::teacher_logits(const at::Tensor& last_hidden,
   return head_(normed);
 }
 
+std::vector<bool> head_loss::label_outside(std::vector<int32_t>& label,
+                                           std::span<const int32_t> positions,
+                                           const at::Tensor& last_hidden) const {
+  std::vector<bool> outside(label.size(), false);
+  std::vector<size_t> slots;
+  for (size_t i = 0; i < label.size(); ++i) {
+    outside[i] = label[i] == outside_draft;
+    if (outside[i]) slots.push_back(i);
+  }
+  DFLASH_CHECK(slots.empty() || last_hidden.defined(),
+               "labels outside the draft vocabulary need the target's last hidden rows");
+  const size_t most = static_cast<size_t>(chunk_rows);
+  for (size_t first = 0; first < slots.size(); first += most) {
+    const auto part = std::span(slots).subspan(first, std::min(most, slots.size() - first));
+    std::vector<int32_t> at;
+    for (const size_t i : part) at.push_back(positions[i]);
+    const at::Tensor best =
+        at::argmax(teacher_logits(last_hidden, at), 1).to(at::kCPU).contiguous();
+    for (size_t i = 0; i < part.size(); ++i)
+      label[part[i]] = static_cast<int32_t>(best.const_data_ptr<int64_t>()[i]);
+  }
+  return outside;
+}
+
 head_loss::result head_loss::run(const at::Tensor& hidden,
                                  const slot_plan& plan,
                                  const at::Tensor& last_hidden,
@@ -144,6 +171,7 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
     teacher.push_back(plan.teacher[static_cast<size_t>(i)]);
     weight.push_back(plan.weight[static_cast<size_t>(i)]);
   }
+  const std::vector<bool> outside = label_outside(label, teacher, last_hidden);
   const at::Tensor ids = ids_tensor(rows, hidden.device());
   const at::Tensor input = all ? hidden : at::index_select(hidden, 0, ids);
   at::Tensor d_input = gradient ? at::empty_like(input) : at::Tensor();
@@ -172,7 +200,8 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
       const size_t slot = static_cast<size_t>(rows[at + i]);
       for (size_t t = 0; t < values.term.size(); ++t)
         if (!values.term[t].empty()) values.term[t][slot] = r.term[t][i];
-      values.rank[slot] = r.rank[i];
+      // The data's token is what decoding would commit: a stand-in for it is never a hit.
+      values.rank[slot] = outside[at + i] ? std::numeric_limits<int32_t>::max() : r.rank[i];
     }
     timer.mark("head.rows");
     if (!gradient) continue;

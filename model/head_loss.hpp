@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "device/packed_linear.hpp"
 #include "model/loss.hpp"
@@ -16,8 +17,9 @@ namespace dflash {
 
 class head_loss {
 public:
-  // head [V, H]: keeps its plain form, which the product back reads. final_norm, rms_eps: of the
-  // target, for teacher rows.
+  // head [V, H], or the rows of a draft vocabulary, whose rows labels and teacher logits then are:
+  // keeps its plain form, which the product back reads. final_norm, rms_eps: of the target, for
+  // teacher rows.
   head_loss(packed_linear head,
             at::Tensor final_norm,
             double rms_eps,
@@ -30,7 +32,7 @@ public:
     at::Tensor d_hidden;  // [A (B-1), H] like hidden; undefined without gradient
   };
   // hidden [A (B-1), H] after the drafter's final norm. last_hidden [T, H] raw, for terms that read
-  // the teacher only.
+  // the teacher and for labels outside the draft vocabulary only.
   result run(const at::Tensor& hidden,
              const slot_plan& plan,
              const at::Tensor& last_hidden,
@@ -44,6 +46,11 @@ public:
 private:
   at::Tensor teacher_logits(const at::Tensor& last_hidden,
                             std::span<const int32_t> positions) const;
+  // Gives each label that is outside_draft the target's best draft token, as in speculators;
+  // returns which ones they were.
+  std::vector<bool> label_outside(std::vector<int32_t>& label,
+                                  std::span<const int32_t> positions,
+                                  const at::Tensor& last_hidden) const;
 
   packed_linear head_;
   at::Tensor final_norm_;

@@ -41,7 +41,7 @@ struct step_sums {
 // supervised).
 struct slot_plan {
   int64_t block_size = 0;
-  std::vector<int32_t> label;    // [A (B-1)] token at a + k; 0 where not supervised
+  std::vector<int32_t> label;    // [A (B-1)] token at a + k, or its draft row; 0: not supervised
   std::vector<float> weight;     // [A (B-1)] w_k = m exp(-(k-l) / gamma), l the block's prefix; m
                                  // alone where weights are uniform or the loss makes them
   std::vector<int32_t> teacher;  // [A (B-1)] position a + k - 1 in the row; 0 where not supervised

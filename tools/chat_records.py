@@ -70,22 +70,34 @@ def _content(turn):
     return content
 
 
+def _arguments(value):
+    """Arguments given as JSON text become what the text means, so that both forms render alike; blank text means none."""
+    for _ in range(2):  # once, and once more for text that was encoded twice
+        if not isinstance(value, str):
+            return value
+        try:
+            value = json.loads(value) if value.strip() else {}
+        except json.JSONDecodeError:
+            raise Drop("tool call arguments are not JSON") from None
+    if isinstance(value, str):
+        raise Drop("tool call arguments are not JSON")
+    return value
+
+
 def _tool_calls(calls):
-    """Arguments given as a JSON string become an object: both forms then render alike."""
     if not isinstance(calls, list):
         raise Drop("tool_calls is no list")
     out = []
     for call in calls:
-        call = dict(call) if isinstance(call, dict) else {}
-        function = dict(call["function"]) if isinstance(call.get("function"), dict) else None
-        holder = function if function is not None else call
-        if isinstance(holder.get("arguments"), str):
-            try:
-                holder["arguments"] = json.loads(holder["arguments"])
-            except json.JSONDecodeError:
-                pass  # free text: the template decides
-        if function is not None:
-            call["function"] = function
+        if not isinstance(call, dict):
+            raise Drop("tool call is no object")
+        call = dict(call)
+        holder = call
+        if isinstance(call.get("function"), dict):
+            holder = call["function"] = dict(call["function"])
+        if not isinstance(holder.get("name"), str):
+            raise Drop("tool call without a name")
+        holder["arguments"] = _arguments(holder["arguments"] if holder.get("arguments") is not None else {})
         out.append(call)
     return out
 
@@ -131,4 +143,6 @@ def normalise(record):
             tools = json.loads(tools)
         except json.JSONDecodeError:
             raise Drop("tools is no JSON") from None
+    if tools is not None and not isinstance(tools, list):
+        raise Drop("tools is no list")
     return messages, tools or None, notes

