@@ -11,8 +11,8 @@
 
 #include "bin/version.hpp"
 #include "config/error.hpp"
-#include "model/captured_states.hpp"
 #include "data/token_counts.hpp"
+#include "model/captured_states.hpp"
 #include "model/schedule.hpp"
 #include "observe/format.hpp"
 

@@ -27,7 +27,7 @@ struct training_setup {
   uint64_t states_bytes = 0;
 
   bool from_disk() const { return !config.data.hidden_states.empty(); }
-  double covered_share = 1;      // of the supervised tokens that the draft vocabulary has
+  double covered_share = 1;  // of the supervised tokens that the draft vocabulary has
 
   /// Checksum of the training documents, in hexadecimal: a resumed run has to have the same.
   std::string data_hash() const;

@@ -61,9 +61,11 @@ void check_same_capture(const fs::path& out, const capture_manifest& wanted) {
                   "choose another folder");
     return;
   }
-  std::string why = manifest_difference(*found, wanted);
-  if (why.empty() && found->form != wanted.form)
+  std::string why;
+  if (found->form != wanted.form)
     why = fmt::format("their form is {}, wanted is {}", found->form, wanted.form);
+  else
+    why = manifest_difference(*found, wanted);
   if (why.empty() && found->last != wanted.last)
     why = fmt::format("they are {} the last hidden state", found->last ? "with" : "without");
   if (why.empty() && (found->threads != wanted.threads || found->row_tokens != wanted.row_tokens))
