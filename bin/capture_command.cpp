@@ -18,6 +18,7 @@
 #include "config/run_config.hpp"
 #include "model/capture_run.hpp"
 #include "model/drafter_config.hpp"
+#include "model/loss.hpp"
 #include "model/target.hpp"
 #include "observe/format.hpp"
 #include "observe/log.hpp"
@@ -42,8 +43,7 @@ void check_lanes(const std::vector<std::string>& lanes) {
 }
 
 bool reads_last(const run_config& config) {
-  const auto kl = config.loss.terms.find("kl");
-  return kl != config.loss.terms.end() && kl->second != 0;
+  return terms_of(config.loss).teacher();
 }
 
 // Once more where a value is not finite: a fault passes, wrong weights stay.
@@ -161,7 +161,7 @@ void add_capture_command(CLI::App& app, std::function<int()>& action) {
   command->add_flag("--last",
                     given->last,
                     "rows: keep the last hidden state too, although the run's loss does not read "
-                    "it (kl would)");
+                    "it (all but ce would)");
   command->callback([given, command, &action] {
     action = [given, command] { return run_capture_command(*given, overrides_of(*command)); };
   });
