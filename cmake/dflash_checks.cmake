@@ -1,7 +1,8 @@
 # check_headers: every header compiles alone, and twice in a row. Not part of the default build.
 file(GLOB headers CONFIGURE_DEPENDS RELATIVE "${CMAKE_SOURCE_DIR}"
   "${CMAKE_SOURCE_DIR}/config/*.hpp" "${CMAKE_SOURCE_DIR}/data/*.hpp" "${CMAKE_SOURCE_DIR}/device/*.hpp"
-  "${CMAKE_SOURCE_DIR}/device/kernels/*.hpp" "${CMAKE_SOURCE_DIR}/model/*.hpp" "${CMAKE_SOURCE_DIR}/observe/*.hpp"
+  "${CMAKE_SOURCE_DIR}/device/kernels/*.hpp" "${CMAKE_SOURCE_DIR}/model/*.hpp" "${CMAKE_SOURCE_DIR}/model/families/*.hpp"
+  "${CMAKE_SOURCE_DIR}/observe/*.hpp"
   "${CMAKE_SOURCE_DIR}/messages/*.hpp" "${CMAKE_SOURCE_DIR}/actors/*.hpp" "${CMAKE_SOURCE_DIR}/actors/runtime/*.hpp"
   "${CMAKE_SOURCE_DIR}/bin/*.hpp")
 list(FILTER headers EXCLUDE REGEX "-inl\\.hpp$") # included once for each instruction set, by design

@@ -77,7 +77,11 @@ public:
     if (waiting_.empty()) return std::move(results_);
     std::reverse(waiting_.begin(), waiting_.end());  // taken from the back
     const size_t slots = std::min(static_cast<size_t>(options_.max_slots), waiting_.size());
-    cache_.emplace(model_.config(), model_.dtype(), narrow<int64_t>(slots), capacity);
+    cache_.emplace(model_.config(),
+                   model_.dtype(),
+                   narrow<int64_t>(slots),
+                   capacity,
+                   drafts_ != nullptr ? drafts_->max_drafts() : 0);
     sequences_.resize(slots);
     blocks_.resize(slots);
     if (drafts_ != nullptr) drafts_->start(narrow<int64_t>(slots), capacity);

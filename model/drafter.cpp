@@ -88,6 +88,7 @@ bool is_norm(const std::string& name) {
 
 // The target's last L layers, whose context is their own input: fc passes the last tap through and
 // hidden_norm is the norm that the first of them had on it. Head norms, which Llama lacks, are 1.
+// Layers that a drafter's cannot be equal to are refused.
 void copy_target_layers(const drafter_config& c,
                         drafter_weights& w,
                         const target_config& t,
@@ -100,6 +101,13 @@ void copy_target_layers(const drafter_config& c,
                   std::string("draft.") + key,
                   "leave the key out, or start with init = \"random\"");
   };
+  const bool other = t.is_hybrid() || t.experts.count > 0 || t.norms_after || t.norms_from_one ||
+                     t.qkv_bias || t.out_bias || t.mlp_bias || t.act != activation::silu;
+  if (other)
+    throw error("init = \"target\" copies layers of the Llama or Qwen3 form, and those of " +
+                    t.model_type + " are of another",
+                "draft.init",
+                "start with init = \"random\"");
   need("heads", c.heads, t.heads);
   need("kv_heads", c.kv_heads, t.kv_heads);
   need("head_dim", c.head_dim, t.head_dim);
@@ -116,7 +124,8 @@ void copy_target_layers(const drafter_config& c,
     if (name.rfind("layers.", 0) != 0) continue;
     const size_t dot = name.find('.', 7);
     const std::string part = name.substr(dot);
-    if (part == ".self_attn.q_norm.weight" || part == ".self_attn.k_norm.weight") continue;
+    const bool head_norm = part == ".self_attn.q_norm.weight" || part == ".self_attn.k_norm.weight";
+    if (head_norm && !t.head_norms) continue;
     const int64_t layer = t.layers - c.layers + std::stoll(name.substr(7, dot - 7));
     tensor->copy_(
         files.load("model.layers." + std::to_string(layer) + part, tensor->sizes(), at::kFloat));

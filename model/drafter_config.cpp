@@ -118,12 +118,16 @@ void check_drafter_fits(const drafter_config& c, const target_config& t, const s
 
 drafter_config make_drafter_config(const draft_section& d, const target_config& t) {
   const auto or_target = [](int64_t own, int64_t target) { return own > 0 ? own : target; };
+  // Published drafters of hybrid targets do not take over their wide heads (dflash.md 3.1); those
+  // of targets with experts have one MLP of the usual width, as speculators derives it (3.4).
+  const bool hybrid = t.is_hybrid();
+  const int64_t intermediate = t.experts.count > 0 ? 3 * t.hidden : t.intermediate;
   drafter_config c{.layers = d.layers,
                    .hidden = or_target(d.hidden_size, t.hidden),
-                   .intermediate = or_target(d.intermediate_size, t.intermediate),
-                   .heads = or_target(d.heads, t.heads),
-                   .kv_heads = or_target(d.kv_heads, t.kv_heads),
-                   .head_dim = or_target(d.head_dim, t.head_dim),
+                   .intermediate = or_target(d.intermediate_size, intermediate),
+                   .heads = or_target(d.heads, hybrid ? 32 : t.heads),
+                   .kv_heads = or_target(d.kv_heads, hybrid ? 8 : t.kv_heads),
+                   .head_dim = or_target(d.head_dim, hybrid ? 128 : t.head_dim),
                    .target_hidden = t.hidden,
                    .vocab = t.vocab,
                    .block_size = d.block_size,

@@ -15,7 +15,8 @@ frozen_parts frozen_parts_of(const target& t) {
   return {.embedding = t.embedding(),
           .head = t.head(),
           .final_norm = t.final_norm(),
-          .rms_eps = t.config().rms_eps};
+          .rms_eps = t.config().rms_eps,
+          .logit_cap = t.config().logit_cap};
 }
 
 namespace {
@@ -57,7 +58,8 @@ struct drafter_trainer::implementation {
              frozen.rms_eps,
              config.block_size,
              terms_of(loss),
-             weights),
+             weights,
+             frozen.logit_cap),
         type(scalar_type(dtype)) {
     DFLASH_CHECK(frozen.embedding.scalar_type() == type, "embedding in the compute dtype");
     const auto options = frozen.embedding.options().dtype(at::kFloat);

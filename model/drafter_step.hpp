@@ -39,6 +39,7 @@ struct frozen_parts {
   packed_linear head;     // [V, H] compute dtype, plain form kept
   at::Tensor final_norm;  // [H] fp32
   double rms_eps = 0;
+  double logit_cap = 0;  // of the target's logits, so of the teacher's; 0: none
 };
 frozen_parts frozen_parts_of(const target& frozen);
 

@@ -138,8 +138,10 @@ bool model_folder::reads_file(std::string_view name) const {
 // scales are not weights.
 void model_folder::refuse_quantised() const {
   std::string method;
-  if (config_.has("quantization_config"))
-    method = config_.get_string("quantization_config.quant_method", "unknown");
+  std::string key = "quantization_config";
+  if (!config_.has(key) && config_.has("text_config.quantization_config"))
+    key = "text_config.quantization_config";
+  if (config_.has(key)) method = config_.get_string(key + ".quant_method", "unknown");
   for (const auto& [name, place] : places_)
     if (is_float8(place.tensor->dtype))
       throw error("8-bit weights are not supported: " + name + " is " +
@@ -149,7 +151,7 @@ void model_folder::refuse_quantised() const {
                   "take the bf16 version of the model");
   if (!method.empty())
     throw error("quantised models are not supported (quant_method " + method + ")",
-                config_.where("quantization_config"),
+                config_.where(key),
                 "take the bf16 version of the model");
 }
 

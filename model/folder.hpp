@@ -17,15 +17,9 @@
 
 #include "data/safetensors.hpp"
 #include "model/json_file.hpp"
+#include "model/spare_rule.hpp"
 
 namespace dflash {
-
-// Tensors of a family that may lie in a folder without being read, by pattern: '*' matches any run
-// of characters. Each names the reason that the log prints.
-struct spare_rule {
-  std::string_view pattern;
-  std::string_view reason;
-};
 
 class model_folder {
 public:

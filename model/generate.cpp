@@ -61,7 +61,7 @@ std::optional<std::vector<answer>> generate_group(const target& model,
     if (rooms[i] > 0) capacity = std::max(capacity, length + rooms[i] - 1);
   }
   const int64_t slots = std::min(options.slots, count);
-  kv_cache cache(config, model.dtype(), slots, capacity);
+  kv_cache cache(config, model.dtype(), slots, capacity, 0);
   std::vector<sequence> sequences(slots);
   int64_t next = 0;  // prompt that the next free slot takes
   while (true) {

@@ -106,13 +106,15 @@ head_loss::head_loss(packed_linear head,
                      double rms_eps,
                      int64_t block_size,
                      loss_terms terms,
-                     slot_weights weights)
+                     slot_weights weights,
+                     double logit_cap)
     : head_(std::move(head)),
       final_norm_(std::move(final_norm)),
       rms_eps_(rms_eps),
       block_size_(block_size),
       terms_(terms),
-      weights_(weights) {}
+      weights_(weights),
+      logit_cap_(logit_cap) {}
 
 at::Tensor head_loss::teacher_logits(const at::Tensor& last_hidden,
                                      std::span<const int32_t> positions) const {
@@ -120,7 +122,9 @@ at::Tensor head_loss::teacher_logits(const at::Tensor& last_hidden,
       at::index_select(last_hidden, 0, ids_tensor(positions, last_hidden.device()));
   at::Tensor normed = at::empty_like(raw);
   kernel::rms_norm(normed, raw, final_norm_, rms_eps_);
-  return head_(normed);
+  at::Tensor logits = head_(normed);
+  if (logit_cap_ > 0) logits.div_(logit_cap_).tanh_().mul_(logit_cap_);
+  return logits;
 }
 
 std::vector<bool> head_loss::label_outside(std::vector<int32_t>& label,

@@ -18,14 +18,16 @@ namespace dflash {
 class head_loss {
 public:
   // head [V, H], or the rows of a draft vocabulary, whose rows labels and teacher logits then are:
-  // keeps its plain form, which the product back reads. final_norm, rms_eps: of the target, for
-  // teacher rows.
+  // keeps its plain form, which the product back reads. final_norm, rms_eps, logit_cap (0: none):
+  // of the target, for teacher rows. The drafter's own logits are never capped: z-lab's decoder
+  // does so only where the drafter's configuration has a cap, which ours never has.
   head_loss(packed_linear head,
             at::Tensor final_norm,
             double rms_eps,
             int64_t block_size,
             loss_terms terms,
-            slot_weights weights);
+            slot_weights weights,
+            double logit_cap = 0);
 
   struct result {
     step_sums sums;
@@ -58,6 +60,7 @@ private:
   int64_t block_size_;
   loss_terms terms_;
   slot_weights weights_;
+  double logit_cap_;
 };
 
 }  // namespace dflash

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -16,7 +17,7 @@ namespace {
 at::Tensor lazy_zeros(at::IntArrayRef shape, at::ScalarType dtype) {
   size_t bytes = c10::elementSize(dtype);
   for (const auto size : shape) bytes *= static_cast<size_t>(size);
-  void* memory = std::calloc(bytes, 1);
+  void* memory = std::calloc(std::max<size_t>(bytes, 1), 1);
   if (!memory) throw std::bad_alloc();
   return at::from_blob(
       memory, shape, [](void* p) { std::free(p); }, at::TensorOptions().dtype(dtype));
@@ -27,17 +28,34 @@ at::Tensor lazy_zeros(at::IntArrayRef shape, at::ScalarType dtype) {
 kv_cache::kv_cache(const target_config& config,
                    compute_dtype dtype,
                    int64_t slots,
-                   int64_t capacity)
-    : capacity_(capacity), lengths_(static_cast<size_t>(slots), 0) {
-  DFLASH_CHECK(slots > 0 && capacity > 0, "room of a cache", slots, capacity);
+                   int64_t capacity,
+                   int64_t rollback)
+    : capacity_(capacity),
+      rollback_(rollback),
+      hybrid_(config.is_hybrid()),
+      lengths_(static_cast<size_t>(slots), 0),
+      settled_(static_cast<size_t>(slots), 0) {
+  DFLASH_CHECK(slots > 0 && capacity > 0 && rollback >= 0, "room of a cache", slots, capacity);
   const int64_t blocks = kernel::blocks_for(capacity);
+  const auto type = scalar_type(dtype);
+  const auto& l = config.linear;
   for (int64_t i = 0; i < config.layers; ++i) {
-    keys_.push_back(
-        lazy_zeros({slots, config.kv_heads, blocks, kernel::key_block_elements(config.head_dim)},
-                   scalar_type(dtype)));
-    values_.push_back(
-        lazy_zeros({slots, config.kv_heads, blocks, kernel::value_block_elements(config.head_dim)},
-                   scalar_type(dtype)));
+    at::Tensor keys, values;
+    linear_memory memory;
+    if (config.kind(i) == layer_kind::linear) {
+      memory.state = lazy_zeros({slots, l.value_heads, l.key_dim, l.value_dim}, at::kFloat);
+      memory.inputs = lazy_zeros({slots, l.taps - 1 + rollback, l.channels()}, type);
+      memory.gates = lazy_zeros({slots, rollback, 2 * l.value_heads}, at::kFloat);
+    } else {
+      const auto shape = [&](int64_t elements) {
+        return std::vector<int64_t>{slots, config.kv_heads, blocks, elements};
+      };
+      keys = lazy_zeros(shape(kernel::key_block_elements(config.head_dim)), type);
+      values = lazy_zeros(shape(kernel::value_block_elements(config.head_dim)), type);
+    }
+    keys_.push_back(keys);
+    values_.push_back(values);
+    linear_.push_back(memory);
   }
 }
 
@@ -49,12 +67,29 @@ int64_t kv_cache::length(int64_t slot) const {
 void kv_cache::crop(int64_t slot, int64_t length) {
   DFLASH_CHECK(length >= 0 && length <= this->length(slot), "crop of a slot", slot, length);
   lengths_[slot] = length;
+  if (!hybrid_ || length >= settled_[slot]) return;
+  DFLASH_CHECK(length == 0, "crop before what can be taken back", length, settled_[slot]);
+  settled_[slot] = 0;
+  for (auto& memory : linear_) {
+    if (!memory.state.defined()) continue;
+    memory.state.select(0, slot).zero_();
+    memory.inputs.select(0, slot).zero_();
+  }
+}
+
+void kv_cache::append(int64_t slot, int64_t tokens) {
+  lengths_[slot] += tokens;
+  settled_[slot] = lengths_[slot] - std::min(tokens, rollback_);
 }
 
 int64_t kv_cache::bytes() const {
   int64_t total = 0;
-  for (const auto& tensor : keys_) total += static_cast<int64_t>(tensor.nbytes());
-  for (const auto& tensor : values_) total += static_cast<int64_t>(tensor.nbytes());
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined()) total += static_cast<int64_t>(tensor.nbytes());
+  };
+  for (const auto& tensor : keys_) add(tensor);
+  for (const auto& tensor : values_) add(tensor);
+  for (const auto& memory : linear_) add(memory.state), add(memory.inputs), add(memory.gates);
   return total;
 }
 

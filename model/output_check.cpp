@@ -20,7 +20,7 @@ at::Tensor replayed_logits(const target& model,
                            std::span<const int32_t> ahead) {
   const auto answered = static_cast<int64_t>(answer.size());
   const auto total = static_cast<int64_t>(prompt.size() + answer.size() + ahead.size());
-  kv_cache cache{model.config(), model.dtype(), 1, total};
+  kv_cache cache{model.config(), model.dtype(), 1, total, 0};
   const auto run = [&](std::span<const int32_t> tokens) {
     const target::chunk chunk{.slot = 0, .tokens = tokens};
     return model.forward(cache, {&chunk, 1}).hidden;

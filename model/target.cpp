@@ -12,15 +12,12 @@
 #include "config/error.hpp"
 #include "device/kernels/target_attention.hpp"
 #include "device/kernels/target_rows.hpp"
+#include "model/target_pass.hpp"
 
 namespace dflash {
 namespace {
 
 using kernel::attention_span;
-
-kernel::attention_shape attention_of(const target_config& c) {
-  return {c.heads, c.kv_heads, c.head_dim};
-}
 
 // A tap is the residual stream after its layer; rows that want one layer twice get it twice.
 struct tap_set {
@@ -36,27 +33,22 @@ struct tap_set {
 
 }  // namespace
 
-// Everything that one pass over the layers needs besides the weights.
-struct target::pass {
-  at::Tensor residual;                // [n, H]
-  std::vector<float> rope;            // [n, hd]: cos, then sin
-  std::vector<attention_span> spans;  // keys and values are set for each layer
-};
-
-std::vector<float> target::rope_rows(std::span<const int32_t> positions) const {
-  const int64_t half = config_.head_dim / 2;
-  std::vector<float> rope(positions.size() * config_.head_dim);
-  float* angles = rope.data();
+std::vector<float> target::rope_rows(layer_kind kind, std::span<const int32_t> positions) const {
+  const auto& rope = kind == layer_kind::sliding ? sliding_rope_ : rope_;
+  const size_t half = rope.inverse.size();
+  std::vector<float> rows(positions.size() * 2 * half);
+  float* angles = rows.data();
   for (const auto position : positions) {
-    for (int64_t j = 0; j < half; ++j) {
+    for (size_t j = 0; j < half; ++j) {
       // The product is rounded to fp32, as transformers does.
-      const float angle = static_cast<float>(position) * inverse_frequencies_[j];
-      angles[j] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      angles[half + j] = static_cast<float>(std::sin(static_cast<double>(angle)));
+      const float angle = static_cast<float>(position) * rope.inverse[j];
+      angles[j] = static_cast<float>(std::cos(static_cast<double>(angle))) * rope.attention_factor;
+      angles[half + j] =
+          static_cast<float>(std::sin(static_cast<double>(angle))) * rope.attention_factor;
     }
-    angles += config_.head_dim;
+    angles += 2 * half;
   }
-  return rope;
+  return rows;
 }
 
 target::pass target::begin(std::span<const int32_t> ids, std::span<const int32_t> positions) const {
@@ -68,57 +60,15 @@ target::pass target::begin(std::span<const int32_t> ids, std::span<const int32_t
   auto* rows = static_cast<std::byte*>(p.residual.mutable_data_ptr());
   for (int64_t i = 0; i < n; ++i)
     std::memcpy(rows + i * row_bytes, table + ids[i] * row_bytes, row_bytes);
-  p.rope = rope_rows(positions);
+  if (config_.embedding_scale != 1) p.residual.mul_(embedding_scale(config_, dtype_));
+  p.rope = rope_rows(layer_kind::full, positions);
+  if (config_.sliding_window > 0) p.sliding_rope = rope_rows(layer_kind::sliding, positions);
   return p;
 }
 
 void target::check_ids(std::span<const int32_t> ids) const {
   for (const auto id : ids)
     DFLASH_CHECK(id >= 0 && id < config_.vocab, "token id", id, config_.vocab);
-}
-
-// Runs `layers` layers; set_memory(layer, spans) points the spans at that layer's keys and values.
-template <class SetMemory>
-void target::run(pass& p,
-                 int64_t layers,
-                 const SetMemory& set_memory,
-                 const std::function<void(int64_t)>& after_layer) const {
-  DFLASH_CHECK(std::cmp_less_equal(layers, layers_.size()), "a target without its layers", layers);
-  const auto n = p.residual.size(0);
-  const auto dtype = scalar_type(dtype_);
-  const auto shape = attention_of(config_);
-  const auto options = p.residual.options();
-  auto normed = at::empty({n, config_.hidden}, options);
-  auto mixed = at::empty({n, config_.heads * config_.head_dim}, options);
-  auto gated = at::empty({n, config_.intermediate}, options);
-  at::Tensor delta;  // what the last product adds to the residual stream
-  const auto norm = [&](const at::Tensor& weight) {
-    kernel::add_rms_norm(dtype,
-                         p.residual.mutable_data_ptr(),
-                         delta.defined() ? delta.const_data_ptr() : nullptr,
-                         weight.const_data_ptr<float>(),
-                         config_.rms_eps,
-                         n,
-                         config_.hidden,
-                         normed.mutable_data_ptr());
-  };
-  for (int64_t i = 0; i < layers; ++i) {
-    const auto& layer = layers_[i];
-    norm(layer.input_norm);
-    if (i > 0) after_layer(i - 1);
-    const auto qkv = layer.qkv(normed);
-    set_memory(i, p.spans);
-    kernel::store_rotated(dtype, qkv.mutable_data_ptr(), p.rope.data(), shape, p.spans);
-    kernel::attend(dtype, qkv.const_data_ptr(), mixed.mutable_data_ptr(), shape, p.spans);
-    delta = layer.o(mixed);
-    norm(layer.post_attention_norm);
-    const auto gate_up = layer.gate_up(normed);
-    kernel::gated_silu(
-        dtype, gate_up.const_data_ptr(), n, config_.intermediate, gated.mutable_data_ptr());
-    delta = layer.down(gated);
-  }
-  if (delta.defined()) p.residual.add_(delta);
-  if (layers > 0) after_layer(layers - 1);
 }
 
 target::captured target::capture(std::span<const int32_t> ids,
@@ -169,11 +119,7 @@ target::captured target::capture(std::span<const int32_t> ids,
     block += span.blocks * config_.kv_heads;
   }
   tap_set taken(taps);
-  run(
-      p,
-      layers,
-      [](int64_t, std::span<attention_span>) {},
-      [&](int64_t layer) { taken.take(layer, p.residual); });
+  run(p, layers, [&](int64_t layer) { taken.take(layer, p.residual); });
   return {std::move(taken.taken), want_last ? p.residual : at::Tensor()};
 }
 
@@ -204,26 +150,12 @@ target::cached target::forward(kv_cache& cache,
   DFLASH_CHECK(embedding_.device().is_cpu(), "the cached forward runs on the CPU");
   auto p = begin(ids, positions);
   p.spans = std::move(spans);
-  tap_set taken(taps);
-  run(
-      p,
-      config_.layers,
-      [&](int64_t layer, std::span<attention_span> all) {
-        auto* keys = static_cast<std::byte*>(cache.keys_[layer].mutable_data_ptr());
-        auto* values = static_cast<std::byte*>(cache.values_[layer].mutable_data_ptr());
-        const auto key_slot = static_cast<int64_t>(cache.keys_[layer].nbytes()) / cache.slots();
-        const auto value_slot = static_cast<int64_t>(cache.values_[layer].nbytes()) / cache.slots();
-        size_t next = 0;
-        for (const auto& chunk : chunks) {
-          if (chunk.tokens.empty()) continue;
-          all[next].keys = keys + chunk.slot * key_slot;
-          all[next].values = values + chunk.slot * value_slot;
-          ++next;
-        }
-      },
-      [&](int64_t layer) { taken.take(layer, p.residual); });
+  p.cache = &cache;
   for (const auto& chunk : chunks)
-    cache.lengths_[chunk.slot] += static_cast<int64_t>(chunk.tokens.size());
+    if (!chunk.tokens.empty()) p.slots.push_back(chunk.slot);
+  tap_set taken(taps);
+  run(p, config_.layers, [&](int64_t layer) { taken.take(layer, p.residual); });
+  for (const auto& span : p.spans) cache.append(p.slots[&span - p.spans.data()], span.rows);
   return {p.residual, std::move(taken.taken)};
 }
 
@@ -244,7 +176,9 @@ at::Tensor target::normed(const at::Tensor& hidden) const {
 }
 
 at::Tensor target::logits(const at::Tensor& hidden) const {
-  return head_(normed(hidden));
+  auto out = head_(normed(hidden));
+  if (config_.logit_cap > 0) out.div_(config_.logit_cap).tanh_().mul_(config_.logit_cap);
+  return out;
 }
 
 }  // namespace dflash

@@ -1,6 +1,7 @@
-// The frozen target model of the Llama family: capture of hidden states for training, cached ragged
-// forward for generation and verification. Immutable after loading: one copy per process and device
-// serves any number of threads, each of which has called at::set_num_threads for itself.
+// The frozen target model of any family (model/families): capture of hidden states for training,
+// cached ragged forward for generation and verification. Immutable after loading: one copy per
+// process and device serves any number of threads, each of which has called at::set_num_threads for
+// itself.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +17,9 @@
 #include "device/packed_linear.hpp"
 #include "model/compute_dtype.hpp"
 #include "model/kv_cache.hpp"
+#include "model/rope.hpp"
 #include "model/target_config.hpp"
+#include "model/target_layers.hpp"
 
 namespace dflash {
 
@@ -38,11 +41,11 @@ public:
   compute_dtype dtype() const { return dtype_; }
   const std::string& content_hash() const { return content_hash_; }  // model_folder::content_hash
 
-  const at::Tensor& embedding() const { return embedding_; }    // [V, H] compute dtype
+  const at::Tensor& embedding() const { return embedding_; }    // [V, H] compute dtype, as stored
   const packed_linear& head() const { return head_; }           // [V, H]; keeps its plain form
-  const at::Tensor& final_norm() const { return final_norm_; }  // [H] fp32
+  const at::Tensor& final_norm() const { return final_norm_; }  // [H] fp32, what is multiplied by
 
-  // hidden [n, H] before the final norm -> [n, V] compute dtype.
+  // hidden [n, H] before the final norm -> [n, V] compute dtype, soft-capped where the family does.
   at::Tensor logits(const at::Tensor& hidden) const;
   at::Tensor normed(const at::Tensor& hidden) const;  // final norm only, [n, H]
 
@@ -80,32 +83,32 @@ public:
                  std::span<const int> taps = {}) const;
 
 private:
-  struct layer {
-    at::Tensor input_norm, post_attention_norm;  // [H] fp32
-    packed_linear qkv;                           // [(heads + 2 kv_heads) · hd, H]
-    packed_linear o;                             // [H, heads · hd]
-    packed_linear gate_up;                       // [2 I, H], gate first
-    packed_linear down;                          // [H, I]
-  };
   struct pass;
   target() = default;
-  std::vector<float> rope_rows(std::span<const int32_t> positions) const;  // [n, hd]: cos, then sin
+  // [n, rotary dims]: cos, then sin.
+  std::vector<float> rope_rows(layer_kind kind, std::span<const int32_t> positions) const;
   at::Tensor normed_reference(const at::Tensor& hidden) const;
   void check_ids(std::span<const int32_t> ids) const;
   pass begin(std::span<const int32_t> ids, std::span<const int32_t> positions) const;
-  template <class SetMemory>
-  void run(pass& state,
-           int64_t layers,
-           const SetMemory& set_memory,
-           const std::function<void(int64_t)>& after_layer) const;
+  // Runs `layers` layers; after_layer(i) sees the residual stream after layer i.
+  void run(pass& state, int64_t layers, const std::function<void(int64_t)>& after_layer) const;
+  at::Tensor mix_attention(int64_t layer, const at::Tensor& normed, pass& state) const;
+  at::Tensor mix_linear(int64_t layer, const at::Tensor& normed, pass& state) const;
+  at::Tensor attend_reference(int64_t layer,
+                              const at::Tensor& normed,
+                              std::span<const int32_t> doc_offsets,
+                              std::span<const at::Tensor> rope) const;
+  at::Tensor mix_linear_reference(int64_t layer,
+                                  const at::Tensor& normed,
+                                  std::span<const int32_t> doc_offsets) const;
 
   target_config config_;
   compute_dtype dtype_ = compute_dtype::fp32;
   std::string content_hash_;
   at::Tensor embedding_, final_norm_;
   packed_linear head_;
-  std::vector<layer> layers_;
-  std::vector<float> inverse_frequencies_;  // [hd / 2]
+  std::vector<target_layer> layers_;
+  rope_frequencies rope_, sliding_rope_;
 };
 
 }  // namespace dflash

@@ -118,11 +118,14 @@ class ChatModel:
         marks = [self.special["eos_token"]] if "eos_token" in self.special else []
         for name in ("generation_config.json", "config.json"):
             path = os.path.join(folder, name)
-            ids = _read_json(path).get("eos_token_id") if os.path.exists(path) else None
-            for i in ids if isinstance(ids, list) else [ids]:
-                text = self.tokenizer.id_to_token(i) if isinstance(i, int) else None
-                if text and text not in marks:
-                    marks.append(text)
+            config = _read_json(path) if os.path.exists(path) else {}
+            wrapped = config.get("text_config")  # of a model with images
+            for part in (config, wrapped if isinstance(wrapped, dict) else {}):
+                ids = part.get("eos_token_id")
+                for i in ids if isinstance(ids, list) else [ids]:
+                    text = self.tokenizer.id_to_token(i) if isinstance(i, int) else None
+                    if text and text not in marks:
+                        marks.append(text)
         return marks
 
     def render(self, messages, add_generation_prompt=False, tools=None):

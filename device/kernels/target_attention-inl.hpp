@@ -149,17 +149,19 @@ DFLASH_ATTENTION_FUNCTION void values_of(const typename Ops::element* p,
   }
 }
 
-// Probabilities of one row within a segment, up to a factor: p = exp(score - maximum) for the first
-// `visible` keys, 0 for the rest of `keys`. Returns the rescaling of what was summed before.
+// Probabilities of one row within a segment, up to a factor: p = exp(score - maximum) for the keys
+// from `hidden` to `visible`, 0 for the others. Returns the rescaling of what was summed before.
 template <class Ops>
 DFLASH_ATTENTION_INLINE float soften(float* scores,
                                      typename Ops::element* p,
+                                     int64_t hidden,
                                      int64_t visible,
                                      int64_t keys,
                                      float& maximum,
                                      float& sum) {
   const int64_t full = (visible + 15) / 16 * 16;
   for (int64_t i = visible; i < full; ++i) scores[i] = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < hidden; ++i) scores[i] = -std::numeric_limits<float>::infinity();
   auto top = Ops::set(maximum);
   for (int64_t i = 0; i < full; i += 16) top = Ops::max(top, Ops::load(scores + i));
   const float now = Ops::reduce_max(top);
@@ -197,9 +199,14 @@ DFLASH_ATTENTION_FUNCTION void attend_tile(const detail::attention_tile& work) {
     maximum[r] = -std::numeric_limits<float>::infinity();
     sum[r] = 0;
   }
-  const float scale = 1.0F / std::sqrt(static_cast<float>(hd));
+  const float scale = work.scale;
   const int64_t length = work.position + work.tokens;  // keys that the last row sees
-  for (int64_t first = 0; first < length; first += segment) {
+  // The first key that a row at `position` sees.
+  const auto lowest = [&](int64_t position) {
+    return work.window > 0 ? std::max<int64_t>(0, position - work.window + 1) : 0;
+  };
+  for (int64_t first = lowest(work.position) / segment * segment; first < length;
+       first += segment) {
     const int64_t here = std::min(segment, length - first);
     const int64_t blocks = (here + 63) / 64 * 4;
     const int64_t keys = blocks * block_tokens;
@@ -210,10 +217,11 @@ DFLASH_ATTENTION_FUNCTION void attend_tile(const detail::attention_tile& work) {
     scores_of<Ops>(q, k, hd, scale, rows, blocks, scores);
     for (int64_t t = 0; t < work.tokens; ++t) {
       const int64_t visible = std::min(here, work.position + t + 1 - first);
+      const int64_t hidden = std::max<int64_t>(0, lowest(work.position + t) - first);
       for (int64_t r = t * work.group; r < (t + 1) * work.group; ++r) {
-        if (visible > 0) {
-          rescale[r] =
-              soften<Ops>(scores + r * segment, p + r * segment, visible, keys, maximum[r], sum[r]);
+        if (visible > hidden) {
+          rescale[r] = soften<Ops>(
+              scores + r * segment, p + r * segment, hidden, visible, keys, maximum[r], sum[r]);
         } else {
           std::memset(p + r * segment, 0, sizeof(element) * keys);
           rescale[r] = 1;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <vector>
 
 #include "config/error.hpp"
@@ -15,7 +16,7 @@ namespace {
 // Below this much work (some 20 µs) waking the other threads costs more than they save.
 constexpr int64_t parallel_products = 1 << 20;
 
-// Rotates one head (half-split layout): x[i], x[i + hd/2] by the angle i.
+// Rotates the start of a head (half-split layout): x[i], x[i + half] by the angle i.
 template <class T>
 void rotate(T* x, const float* angles, int64_t half) {
   for (int64_t i = 0; i < half; ++i) {
@@ -32,8 +33,8 @@ void store_row(T* row,
                attention_shape shape,
                const attention_span& span,
                int64_t position) {
-  const int64_t hd = shape.head_dim, width = padded_head_dim(hd);
-  for (int64_t h = 0; h < shape.heads + shape.kv_heads; ++h) rotate(row + h * hd, angles, hd / 2);
+  const int64_t hd = shape.head_dim, width = padded_head_dim(hd), half = shape.rotary() / 2;
+  for (int64_t h = 0; h < shape.heads + shape.kv_heads; ++h) rotate(row + h * hd, angles, half);
   const int64_t block = position / block_tokens, inside = position % block_tokens;
   for (int64_t h = 0; h < shape.kv_heads; ++h) {
     const T* k = row + (shape.heads + h) * hd;
@@ -53,7 +54,7 @@ void store_spans(T* qkv,
                  const float* rope,
                  attention_shape shape,
                  std::span<const attention_span> spans) {
-  const int64_t stride = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+  const int64_t stride = shape.stride();
   std::vector<std::pair<const attention_span*, int64_t>> rows;  // span, token within it
   for (const auto& span : spans)
     for (int64_t i = 0; i < span.rows; ++i) rows.emplace_back(&span, i);
@@ -62,7 +63,7 @@ void store_spans(T* qkv,
       const auto& [span, token] = rows[i];
       const int64_t row = span->first_row + token;
       store_row<T, step>(
-          qkv + row * stride, rope + row * shape.head_dim, shape, *span, span->position + token);
+          qkv + row * stride, rope + row * shape.rotary(), shape, *span, span->position + token);
     }
   });
 }
@@ -71,7 +72,8 @@ void check_shape(c10::ScalarType dtype, attention_shape shape) {
   DFLASH_CHECK(dtype == c10::ScalarType::Float || dtype == c10::ScalarType::BFloat16,
                "attention takes fp32 or bf16");
   DFLASH_CHECK(shape.head_dim % 2 == 0 && shape.head_dim <= detail::max_head_dim &&
-                   shape.heads % shape.kv_heads == 0,
+                   shape.heads % shape.kv_heads == 0 && shape.rotary() % 2 == 0 &&
+                   shape.rotary() <= shape.head_dim && shape.window >= 0,
                "attention shape",
                shape.head_dim,
                shape.heads,
@@ -99,7 +101,9 @@ void attend(c10::ScalarType dtype,
             std::span<const attention_span> spans) {
   check_shape(dtype, shape);
   const int64_t hd = shape.head_dim, group = shape.heads / shape.kv_heads;
-  const int64_t q_stride = (shape.heads + 2 * shape.kv_heads) * hd, out_stride = shape.heads * hd;
+  const int64_t q_stride = shape.stride(), out_stride = shape.heads * hd;
+  const float scale =
+      shape.scale != 0 ? shape.scale : 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
   const int64_t size = dtype == c10::ScalarType::Float ? 4 : 2;
   const int64_t tile_tokens = std::max<int64_t>(1, detail::tile_rows / group);
   DFLASH_CHECK(group <= detail::tile_rows, "too many query heads a key head", group);
@@ -119,6 +123,8 @@ void attend(c10::ScalarType dtype,
         tile.group = group;
         tile.position = span.position + token;
         tile.head_dim = hd;
+        tile.window = shape.window;
+        tile.scale = scale;
         tile.keys =
             static_cast<const char*>(span.keys) + h * span.blocks * key_block_elements(hd) * size;
         tile.values = static_cast<const char*>(span.values) +

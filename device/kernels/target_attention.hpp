@@ -13,8 +13,15 @@ namespace dflash::kernel {
 
 struct attention_shape {
   int64_t heads = 0;
-  int64_t kv_heads = 0;  // divides heads
-  int64_t head_dim = 0;  // hd, even
+  int64_t kv_heads = 0;      // divides heads
+  int64_t head_dim = 0;      // hd, even
+  int64_t rotary_dims = 0;   // of a head, from its start, that are rotated; 0: all
+  int64_t row_elements = 0;  // of a row of qkv; 0: (heads + 2 kv_heads) · hd
+  int64_t window = 0;        // row at p sees the keys above p - window; 0: all
+  float scale = 0;           // of the scores; 0: hd^-1/2
+
+  int64_t rotary() const { return rotary_dims ? rotary_dims : head_dim; }
+  int64_t stride() const { return row_elements ? row_elements : (heads + 2 * kv_heads) * head_dim; }
 };
 
 // Keys and values of one sequence in one layer, blocked for the products, s = 2 for bf16 (pairs lie
@@ -48,19 +55,19 @@ struct attention_span {
   int64_t blocks = 0;  // a head, see above
   int64_t first_row = 0;
   int64_t rows = 0;      // tokens
-  int64_t position = 0;  // of the first row; row i sees the keys 0 .. position + i
+  int64_t position = 0;  // of the first row; row i sees the keys up to position + i
 };
 
-// qkv [n, (heads + 2 kv_heads) · hd], rows of query, key and value heads; rope [n, hd]: for each
-// row the cos of its hd / 2 angles, then the sin. Rotates the queries in place (half-split layout)
-// and writes rotated keys and the values to the spans' blocks.
+// qkv [n, row_elements], rows of query, key and value heads (what follows them is not touched);
+// rope [n, rotary dims]: for each row the cos of its angles, then the sin. Rotates the queries in
+// place (half-split layout) and writes rotated keys and the values to the spans' blocks.
 void store_rotated(c10::ScalarType dtype,
                    void* qkv,
                    const float* rope,
                    attention_shape shape,
                    std::span<const attention_span> spans);
 
-// out [n, heads · hd] = softmax(hd^-1/2 · q kᵀ) v of the rotated queries in qkv.
+// out [n, heads · hd] = softmax(scale · q kᵀ) v of the rotated queries in qkv.
 void attend(c10::ScalarType dtype,
             const void* qkv,
             void* out,
@@ -82,6 +89,8 @@ struct attention_tile {
   int64_t group = 0;     // query heads of the key head; tokens · group <= tile_rows
   int64_t position = 0;  // of the first token
   int64_t head_dim = 0;
+  int64_t window = 0;
+  float scale = 0;
   const void* keys = nullptr;  // of the key head
   const void* values = nullptr;
 };

@@ -152,6 +152,30 @@ void add_rms_norm(c10::ScalarType dtype,
     rows(static_cast<c10::BFloat16*>(nullptr), HWY_DYNAMIC_DISPATCH(norm_row_bf16));
 }
 
+void norm_heads(c10::ScalarType dtype,
+                void* rows,
+                int64_t n,
+                int64_t stride,
+                int64_t heads,
+                int64_t d,
+                const float* weight,
+                double eps) {
+  const auto each = [&](auto* zero, auto function) {
+    using element = std::remove_pointer_t<decltype(zero)>;
+    at::parallel_for(0, n, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        for (int64_t h = 0; h < heads; ++h) {
+          element* head = static_cast<element*>(rows) + i * stride + h * d;
+          function(head, nullptr, weight, static_cast<float>(eps), static_cast<size_t>(d), head);
+        }
+    });
+  };
+  if (dtype == c10::ScalarType::Float)
+    each(static_cast<float*>(nullptr), HWY_DYNAMIC_DISPATCH(norm_row_float));
+  else
+    each(static_cast<c10::BFloat16*>(nullptr), HWY_DYNAMIC_DISPATCH(norm_row_bf16));
+}
+
 void gated_silu(c10::ScalarType dtype, const void* gate_up, int64_t n, int64_t width, void* out) {
   const auto rows = [&](auto* zero, auto function) {
     using element = std::remove_pointer_t<decltype(zero)>;

@@ -20,6 +20,17 @@ void add_rms_norm(c10::ScalarType dtype,
                   int64_t d,
                   void* out);
 
+// In place: each of the `heads` heads of d elements at the start of each row [n, stride] is divided
+// by its root mean square (+ eps) and multiplied by weight [d].
+void norm_heads(c10::ScalarType dtype,
+                void* rows,
+                int64_t n,
+                int64_t stride,
+                int64_t heads,
+                int64_t d,
+                const float* weight,
+                double eps);
+
 // out [n, width] = silu(gate) * up of gate_up [n, 2 width], gate first.
 void gated_silu(c10::ScalarType dtype, const void* gate_up, int64_t n, int64_t width, void* out);
 

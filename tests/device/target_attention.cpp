@@ -52,7 +52,9 @@ std::vector<float> no_rotation(int64_t n) {
   return rope;
 }
 
-at::Tensor attended(at::Tensor qkv, const std::vector<int64_t>& cuts) {
+at::Tensor attended(at::Tensor qkv, const std::vector<int64_t>& cuts, int64_t window = 0) {
+  auto windowed = shape;
+  windowed.window = window;
   const auto dtype = qkv.scalar_type();
   const int64_t n = qkv.size(0);
   qkv = qkv.clone();
@@ -64,14 +66,14 @@ at::Tensor attended(at::Tensor qkv, const std::vector<int64_t>& cuts) {
     const attention_span span = m.span(0, rows, first);
     auto part = qkv.narrow(0, first, rows);
     auto part_out = out.narrow(0, first, rows);
-    store_rotated(dtype, part.mutable_data_ptr(), rope.data(), shape, {&span, 1});
-    attend(dtype, part.const_data_ptr(), part_out.mutable_data_ptr(), shape, {&span, 1});
+    store_rotated(dtype, part.mutable_data_ptr(), rope.data(), windowed, {&span, 1});
+    attend(dtype, part.const_data_ptr(), part_out.mutable_data_ptr(), windowed, {&span, 1});
     first += rows;
   }
   return out;
 }
 
-double worst(const at::Tensor& qkv_any, const at::Tensor& out_any) {
+double worst(const at::Tensor& qkv_any, const at::Tensor& out_any, int64_t window = 1000) {
   const auto qkv = qkv_any.to(at::kFloat), out = out_any.to(at::kFloat);
   const auto* x = qkv.const_data_ptr<float>();
   const auto* y = out.const_data_ptr<float>();
@@ -82,7 +84,8 @@ double worst(const at::Tensor& qkv_any, const at::Tensor& out_any) {
       const int64_t kv = h / 3;
       std::vector<double> p(t + 1), sum(hd);
       double total = 0;
-      for (int64_t u = 0; u <= t; ++u) {
+      const int64_t first = std::max<int64_t>(0, t - window + 1);
+      for (int64_t u = first; u <= t; ++u) {
         for (int64_t d = 0; d < hd; ++d)
           p[u] += static_cast<double>(x[t * row_width + h * hd + d]) *
                   x[u * row_width + (6 + kv) * hd + d];
@@ -104,6 +107,18 @@ TEST_CASE("target attention equals loops over softmax", "[kernels]") {
   const auto fp32 = random_rows(n, 1, at::kFloat), bf16 = random_rows(n, 2, at::kBFloat16);
   CHECK(worst(fp32, attended(fp32, {n})) < 5e-6);
   CHECK(worst(bf16, attended(bf16, {n})) < 2e-2);
+}
+
+TEST_CASE("a window leaves a row its last keys, at every place within a segment", "[kernels]") {
+  const int64_t n = 530;  // three segments of 256 keys
+  const auto fp32 = random_rows(n, 5, at::kFloat), bf16 = random_rows(n, 6, at::kBFloat16);
+  for (const int64_t window : {1, 17, 256, 300}) {
+    CAPTURE(window);
+    const auto whole = attended(fp32, {n}, window);
+    CHECK(worst(fp32, whole, window) < 5e-6);
+    CHECK(worst(bf16, attended(bf16, {n}, window), window) < 2e-2);
+    CHECK(at::equal(whole, attended(fp32, {3, 260, 1, 1, 265}, window)));
+  }
 }
 
 TEST_CASE("a row's attention has the same bits however its sequence was cut", "[kernels]") {
@@ -139,6 +154,7 @@ TEST_CASE("the bf16 form by widening equals the native one within rounding", "[k
       tile.group = 3;
       tile.position = t;
       tile.head_dim = 64;
+      tile.scale = 0.125F;
       tile.keys = m.keys.select(0, h * m.blocks).const_data_ptr();
       tile.values = m.values.select(0, h * m.blocks).const_data_ptr();
       detail::portable_tile_function(at::kBFloat16)(tile);
