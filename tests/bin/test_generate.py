@@ -57,7 +57,7 @@ class Generate(ProgramTest):
             ("spare", None, {"model.layers.0.extra.weight": [3]}, "model.layers.0.extra.weight"),
             ("missing", None, {"model.layers.3.mlp.up_proj.weight": None}, "model.layers.3.mlp.up_proj.weight"),
             ("shape", None, {"model.layers.1.self_attn.q_proj.weight": [31, 32]}, "model.layers.1.self_attn.q_proj.weight"),
-            ("family", {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, None, "mamba"),
+            ("family", {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, None, "MambaForCausalLM"),
             ("key", {"num_hidden_layers": "many"}, None, "num_hidden_layers"),
         ):
             with self.subTest(name):

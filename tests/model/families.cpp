@@ -225,7 +225,7 @@ TEST_CASE("speculative decoding equals plain decoding in each family", "[familie
     decode_options options;
     options.max_new_tokens = 24;
     options.max_slots = 2;
-    const auto plain = greedy_decode(*model, prompts, nullptr, options);
+    const auto plain = decode_prompts(*model, prompts, nullptr, options);
     std::vector<std::vector<int32_t>> texts;
     for (size_t i = 0; i < prompts.size(); ++i) {
       texts.emplace_back(prompts[i].begin(), prompts[i].end());
@@ -233,7 +233,7 @@ TEST_CASE("speculative decoding equals plain decoding in each family", "[familie
     }
     for (const int64_t spoil : {0, 3, 7}) {
       decode_test::scripted_proposer drafts{texts, 6, spoil};
-      const auto fast = greedy_decode(*model, prompts, &drafts, options);
+      const auto fast = decode_prompts(*model, prompts, &drafts, options);
       for (size_t i = 0; i < prompts.size(); ++i) CHECK(fast[i].tokens == plain[i].tokens);
     }
   }

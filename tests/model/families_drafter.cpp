@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "model/drafter_config.hpp"
+#include "model/drafter_json.hpp"
 #include "model/drafter_step.hpp"
 #include "model/export.hpp"
 #include "model/folder.hpp"
@@ -56,7 +57,7 @@ TEST_CASE("a drafter rotates whole heads by the target's base, whatever the targ
     const auto c = make_drafter_config(draft(), model->config());
     CHECK(c.rope_theta == base);
     CHECK(c.rms_eps == model->config().rms_eps);
-    const auto text = zlab_config_json(c, at::kFloat);
+    const auto text = drafter_config_json(drafter_form::zlab, c, at::kFloat);
     for (const char* key : {"mrope", "partial_rotary", "yarn", "factor", "softcapping"})
       CHECK(text.find(key) == std::string::npos);
   }
