@@ -26,7 +26,7 @@ void send_part(self_ptr self) {
   step_part part;
   part.step = s.order->open_step();
   part.rank = self->identity().index;
-  part.gradient = make_tensor_handle({s.options.trainer->gradient()}, false, {});
+  part.gradient = make_tensor_handle({s.options.work.gradient()}, false, {});
   part.weight_sum = s.weight_sum;
   for (const drafter_actor& drafter : s.links->drafters) self->send(drafter, part);
   self->stats().set_activity(activity::wants_peers);
@@ -86,7 +86,7 @@ void train_one(self_ptr self) {
       input.taps.pop_back();
     }
     input.tokens = m.tokens.get();
-    step_sums sums = s.options.trainer->accumulate(input, report.measured);
+    step_sums sums = s.options.work.accumulate(input, report.measured);
     s.weight_sum += sums.weight_sum;
     report.sums = std::make_shared<const step_sums>(std::move(sums));
   }
@@ -136,7 +136,7 @@ void update(self_ptr self, const step_go& m) {
   step_committed done;
   {
     const auto timer = s.options.stages.time(stage::update);
-    const update_report report = s.options.trainer->apply(s.reduced, s.reduced_weight, m.step);
+    const update_report report = s.options.work.update(s.reduced, s.reduced_weight, m.step);
     done = {m.step,
             self->identity().index,
             report.grad_norm,
@@ -162,7 +162,7 @@ void save(self_ptr self, const save_request& m) {
   {
     const auto timer = s.options.stages.time(stage::save);
     try {
-      s.options.save(m, *s.options.trainer);
+      s.options.work.save(m);
       done.good = true;
     } catch (const std::exception& e) {
       done.error = e.what();

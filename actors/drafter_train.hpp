@@ -10,17 +10,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "actors/drafter_work.hpp"
 #include "actors/runtime/metered.hpp"
 #include "actors/runtime/stage_sink.hpp"
 #include "actors/training_order.hpp"
 #include "device/slot_pool.hpp"
-#include "model/drafter_step.hpp"
 
 namespace dflash {
 
@@ -28,13 +27,11 @@ struct drafter_options {
   uint32_t drafters = 1;  // M
   std::optional<step_plan> plan;
   uint64_t first_step = 0;
-  std::shared_ptr<drafter_trainer> trainer;
+  drafter_work work;
   std::shared_ptr<slot_pool> slots;  // its mailbox limit
   uint64_t metrics_every = 8;        // batches, by k
   int64_t threads = 1;
   stage_sink stages;
-  // Writes a checkpoint of the trainer; blocks; throws where the disk refuses. Rank 0 only.
-  std::function<void(const save_request&, drafter_trainer&)> save;
 };
 
 struct drafter_state {

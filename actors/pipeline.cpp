@@ -13,7 +13,6 @@
 #include "actors/drafter_train.hpp"
 #include "actors/inspector.hpp"
 #include "actors/loader.hpp"
-#include "actors/postprocess.hpp"
 #include "actors/profiler.hpp"
 #include "config/error.hpp"
 
@@ -144,13 +143,12 @@ private:
     o.drafters = limits().drafters;
     o.plan = parts_.plan;
     o.first_step = parts_.first_step;
-    o.trainer = parts_.trainers[i];
+    o.work = parts_.drafters[i];
     o.slots = slot_pool::make(limits().drafter_batches, limits().batch_bytes);
     drafter_slots_.push_back(o.slots);
     o.metrics_every = parts_.metrics_every;
     o.threads = parts_.drafter_threads;
     o.stages = stages_;
-    if (i == 0) o.save = parts_.save;
     return spawn_drafter(
         system_,
         runs_as::detached,
@@ -168,6 +166,7 @@ private:
     o.seed = parts_.seed;
     o.window = parts_.window;
     o.block_size = parts_.block_size;
+    o.finite = parts_.finite;
     o.stages = stages_;
     return spawn_postprocess(
         system_,
@@ -214,7 +213,7 @@ pipeline_system_config::pipeline_system_config(bool with_network) {
 
 pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts) {
   DFLASH_CHECK(parts.plan && parts.targets.size() == parts.limits.targets &&
-                   parts.trainers.size() == parts.limits.drafters &&
+                   parts.drafters.size() == parts.limits.drafters &&
                    parts.limits.readers == (parts.store ? 1U : 0U) &&
                    parts.limits.batch_bytes == parts.shape.bytes(),
                "parts of a pipeline that do not fit each other");

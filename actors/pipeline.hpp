@@ -10,14 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "actors/drafter_work.hpp"
 #include "actors/hidden_shape.hpp"
 #include "actors/metrics.hpp"
+#include "actors/postprocess.hpp"
 #include "actors/runtime/limits.hpp"
 #include "actors/target_forward.hpp"
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
 #include "data/step_plan.hpp"
-#include "model/drafter_step.hpp"
 
 namespace dflash {
 
@@ -29,8 +30,9 @@ struct pipeline_parts {
   uint64_t skipped_steps = 0;
   std::vector<uint64_t> dropped;
 
-  std::vector<capture_function> targets;                   // [N]
-  std::vector<std::shared_ptr<drafter_trainer>> trainers;  // [M], equal weights
+  std::vector<capture_function> targets;  // [N]
+  std::vector<drafter_work> drafters;     // [M], equal weights; rank 0 saves
+  std::function<bool(const std::vector<at::Tensor>&)> finite = all_finite;  // of each hand-over
   int64_t target_threads = 1;
   int64_t drafter_threads = 1;
 
@@ -44,7 +46,6 @@ struct pipeline_parts {
   int64_t block_size = 0;
 
   uint64_t save_every = 0;  // steps; 0: only at the end
-  std::function<void(const save_request&, drafter_trainer&)> save;
 
   std::filesystem::path metrics_file;
   uint64_t metrics_every = 8;

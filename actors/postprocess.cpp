@@ -73,7 +73,7 @@ void process(self_ptr self, const captured& m) {
   self->adopt_bytes();
   const uint64_t bytes = m.hidden.bytes();
   m.hidden->ready.wait();
-  if (!all_finite(m.hidden->tensors)) {
+  if (!s.options.finite(m.hidden->tensors)) {
     self->stats().release(bytes);
     m.hidden.release();
     return_slot(self, m);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct postprocess_options {
   uint64_t seed = 0;                                      // of the noise
   int64_t window = 0;  // widest of the drafter's layers, tokens; 0: a full one
   int64_t block_size = 0;
+  // All values finite? all_finite, but for simulated lanes.
+  std::function<bool(const std::vector<at::Tensor>&)> finite;
   stage_sink stages;
 };
 

@@ -93,8 +93,7 @@ checkpoint_options checkpoint_options_of(const training_setup& s) {
   return o;
 }
 
-std::function<void(const save_request&, drafter_trainer&)> saver(const training_setup& s,
-                                                                 const run_folder& folder) {
+checkpoint_writer saver(const training_setup& s, const run_folder& folder) {
   checkpoint_state base;
   base.total_steps = s.parts.plan->total_steps();
   base.target_hash = s.model->content_hash();
@@ -264,7 +263,9 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
     pipeline_parts parts = setup.parts;
     parts.metrics_file = folder.metrics();
     parts.run = folder.path().string();
-    parts.save = saver(setup, folder);
+    for (size_t i = 0; i < setup.trainers.size(); ++i)
+      parts.drafters.push_back(
+          work_of(setup.trainers[i], i == 0 ? saver(setup, folder) : checkpoint_writer()));
     parts.publish = publisher(system, listen, folder);
     parts.on_started = [&](std::function<void()> stop) { signals.start(std::move(stop)); };
     result = run_pipeline(system, std::move(parts));

@@ -74,16 +74,16 @@ public:
     optim_section optim;
     optim.accumulation = l.accumulation;
     for (uint32_t i = 0; i < l.drafters; ++i)
-      parts_.trainers.push_back(
-          std::make_shared<drafter_trainer>(config_,
-                                            loss,
-                                            optim,
-                                            decode_test::tiny_drafter(config_),
-                                            model_,
-                                            compute_dtype::fp32,
-                                            parts_.plan->total_steps()));
+      trainers_.push_back(std::make_shared<drafter_trainer>(config_,
+                                                            loss,
+                                                            optim,
+                                                            decode_test::tiny_drafter(config_),
+                                                            model_,
+                                                            compute_dtype::fp32,
+                                                            parts_.plan->total_steps()));
     for (uint32_t i = 0; i < l.targets; ++i) parts_.targets.push_back(capture());
-    parts_.save = [this](const save_request& r, drafter_trainer& t) { save(r, t); };
+    for (const auto& trainer : trainers_) parts_.drafters.push_back(work_of(trainer));
+    parts_.drafters[0].save = [this](const save_request& r) { save(r, *trainers_[0]); };
   }
 
   capture_function capture() {
@@ -97,7 +97,7 @@ public:
   void resume() {
     const checkpoint_scan scan = find_checkpoint(folder_ / "checkpoints");
     REQUIRE(scan.newest);
-    for (auto& trainer : parts_.trainers) load_checkpoint(*scan.newest, scan.state, *trainer);
+    for (auto& trainer : trainers_) load_checkpoint(*scan.newest, scan.state, *trainer);
     parts_.first_step = parts_.saved_step = scan.state.steps;
     truncate_after(parts_.metrics_file, scan.state.steps);
   }
@@ -121,7 +121,7 @@ public:
 
   pipeline_parts& parts() { return parts_; }
   const at::Tensor& weights(size_t drafter = 0) const {
-    return parts_.trainers.at(drafter)->flat_masters();
+    return trainers_.at(drafter)->flat_masters();
   }
 
 private:
@@ -138,6 +138,7 @@ private:
   fs::path folder_;
   std::shared_ptr<const target> model_;
   drafter_config config_;
+  std::vector<std::shared_ptr<drafter_trainer>> trainers_;
   pipeline_parts parts_;
 };
 
@@ -290,14 +291,14 @@ TEST_CASE("a stop finishes the open step, saves and ends in order") {
 
 TEST_CASE("a checkpoint that cannot be written leaves training alone until the end") {
   training t({.steps = 6, .save_every = 2});
-  t.parts().save = [](const save_request& r, drafter_trainer&) {
+  t.parts().drafters[0].save = [](const save_request& r) {
     if (r.steps < 6) throw std::runtime_error("disk full");
   };
   const auto result = t.run();
   CHECK(result.outcome.status == run_status::completed);
   CHECK(result.outcome.saved_step == 6);
   training last({.steps = 6});
-  last.parts().save = [](const save_request&, drafter_trainer&) {
+  last.parts().drafters[0].save = [](const save_request&) {
     throw std::runtime_error("disk full");
   };
   const auto failed = last.run();
