@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 #include <atomic>
 #include <cerrno>
@@ -20,8 +21,11 @@ namespace dflash {
 
 namespace {
 
+// The kernel may wake a thread 50 us late unless it is told not to.
 void sleep_for(double seconds) {
-  if (seconds > 0) std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  if (seconds <= 0) return;
+  ::prctl(PR_SET_TIMERSLACK, 1UL);
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace

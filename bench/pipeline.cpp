@@ -11,9 +11,12 @@
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "actors/pipeline.hpp"
 #include "actors/sim_lanes.hpp"
+#include "bench/sweep_svg.hpp"
 #include "config/error.hpp"
 
 namespace dflash::bench {
@@ -168,7 +171,7 @@ measured show(const setting& s, double seconds, totals& all) {
   return m;
 }
 
-int main_of(double seconds) {
+int main_of(double seconds, const std::string& svg_file) {
   totals all;
   constexpr balance balances[] = {balance::target_bound, balance::balanced, balance::drafter_bound};
   constexpr uint32_t layouts[][2] = {{1, 1}, {1, 3}, {5, 1}, {5, 3}, {7, 2}, {40, 24}};
@@ -178,10 +181,13 @@ int main_of(double seconds) {
         show({targets, drafters, slow, postprocess}, seconds, all);
   for (const balance slow : balances) show({5, 3, slow, 0.2, true}, 2 * seconds, all);
   nlohmann::json sweep;
+  std::vector<sweep_curve> curves = {{"constant service times", {}},
+                                     {"exponential service times", {}}};
   for (const double limits : {0.25, 0.5, 1.0, 2.0, 4.0, 8.0})
     for (const bool exponential : {false, true}) {
       const measured m =
           show({5, 3, balance::balanced, 0.2, exponential, limits}, 2 * seconds, all);
+      curves[exponential ? 1 : 0].points.push_back({limits, m.ratio});
       sweep.push_back({{"limits", limits}, {"exponential", exponential}, {"ratio", m.ratio}});
     }
   const nlohmann::json line = {{"worst_ratio_to_bound", all.worst_ratio},
@@ -192,6 +198,9 @@ int main_of(double seconds) {
                                {"actor_cpu_us_per_batch", all.cpu_us},
                                {"sweep", sweep}};
   std::printf("%s\n", line.dump().c_str());
+  if (!svg_file.empty() && !(std::ofstream(svg_file) << sweep_svg(curves) << std::flush))
+    throw error(
+        "cannot write the drawing", svg_file, "is its folder there, with room on the disk?");
   return all.passed_a_limit ? 1 : 0;
 }
 
@@ -204,9 +213,11 @@ int main(int count, char** values) {
       "stage, bytes against the limits"};
   double seconds = 4;
   app.add_option("--seconds", seconds, "per setting; some 50 settings")->capture_default_str();
+  std::string svg_file;
+  app.add_option("--svg", svg_file, "Draw the sweep of limits into this file");
   CLI11_PARSE(app, count, values);
   try {
-    return dflash::bench::main_of(seconds);
+    return dflash::bench::main_of(seconds, svg_file);
   } catch (const std::exception& problem) {
     std::fprintf(stderr, "error: %s\n", problem.what());
     return 2;
