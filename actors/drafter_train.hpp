@@ -31,17 +31,19 @@ struct drafter_options {
   std::shared_ptr<slot_pool> slots;  // its mailbox limit
   uint64_t metrics_every = 8;        // batches, by k
   int64_t threads = 1;
-  stage_sink stages;
 };
 
 struct drafter_state {
   static inline const char* name = "drafter_train";
   drafter_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
   std::optional<training_order> order;
-  bool stepping = false;   // a next_atom is on its way
-  bool part_sent = false;  // of the open step
-  double weight_sum = 0;   // of own batches of the open step
+  uint32_t credit_epoch = 0;                 // one for each dispatcher
+  bool stepping = false;                     // a next_atom is on its way
+  bool part_sent = false;                    // of the open step
+  double weight_sum = 0;                     // of own batches of the open step
+  std::map<uint64_t, batch_report> reports;  // by k: metrics may not have written them
   std::map<uint64_t, std::vector<std::optional<step_part>>> parts;  // by step, then [rank]
   at::Tensor sum;      // [P] fp32 of all ranks; M = 1: not used
   at::Tensor reduced;  // of the open step, once all parts are here

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -14,6 +15,8 @@
 #include "actors/hidden_shape.hpp"
 #include "actors/metrics.hpp"
 #include "actors/postprocess.hpp"
+#include "actors/restart_policy.hpp"
+#include "actors/runtime/fault_points.hpp"
 #include "actors/runtime/limits.hpp"
 #include "actors/target_forward.hpp"
 #include "data/batches.hpp"
@@ -47,16 +50,27 @@ struct pipeline_parts {
 
   uint64_t save_every = 0;  // steps; 0: only at the end
 
+  restart_options restart;
+  std::chrono::milliseconds stage_deadline{10000};  // of each stage of the shutdown
+  std::chrono::milliseconds stall_floor{60000};     // no commit for less is never a stall
+
   std::filesystem::path metrics_file;
   uint64_t metrics_every = 8;
   uint64_t profile_interval = 0;
   bool with_kl = false;
   bool progress = true;
   std::string run;  // name for the inspector
-  // Called with the inspector before anything starts; publishes it. Empty: no inspector.
+  // Publishes the inspector: before anything starts, and again in each of its later lives. Empty:
+  // no inspector.
   std::function<void(const inspector_actor&)> publish;
   // Called once with a function, safe in any thread, that asks for an orderly stop.
   std::function<void(std::function<void()>)> on_started;
+  // For tests. Called at named places of every actor's work, in its thread; throws to end it.
+  fault_points::function faults;
+  // For tests. Called with all actors at the start and whenever one of them has changed, in the
+  // coordinator's thread. Handles that are kept must go before the actor system does: a detached
+  // actor's thread lives as long as they do.
+  std::function<void(const std::shared_ptr<const pipeline_links>&)> on_links;
 };
 
 struct pipeline_result {
@@ -72,7 +86,8 @@ public:
   explicit pipeline_system_config(bool with_network);
 };
 
-/// Blocks until all actors have ended. Throws what `publish` throws, before anything runs.
+/// Blocks until all actors have ended, or have been given up (outcome.stuck). Throws what `publish`
+/// throws, before anything runs.
 pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts);
 
 }  // namespace dflash

@@ -29,13 +29,13 @@ struct postprocess_options {
   int64_t block_size = 0;
   // All values finite? all_finite, but for simulated lanes.
   std::function<bool(const std::vector<at::Tensor>&)> finite;
-  stage_sink stages;
 };
 
 struct postprocess_state {
   static inline const char* name = "postprocess";
   postprocess_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
 };
 
 // All values finite? min and max alone decide: NaN spreads to both.
