@@ -63,10 +63,14 @@ bool commit_book::save_is_due() const {
   return finished() || (options_.save_every > 0 && steps_ % options_.save_every == 0);
 }
 
+uint64_t commit_book::next_k() const {
+  return steps_ == 0 ? 0 : options_.plan.step(steps_ - 1).last_k;
+}
+
 save_request commit_book::make_save_request() const {
   save_request request;
   request.steps = steps_;
-  request.next_k = steps_ == 0 ? 0 : options_.plan.step(steps_ - 1).last_k;
+  request.next_k = next_k();
   for (const uint64_t k : dropped_)
     if (k < request.next_k) request.dropped.push_back(k);
   request.skipped_steps = skipped_;

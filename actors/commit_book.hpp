@@ -36,6 +36,7 @@ public:
   uint64_t stop();
 
   uint64_t steps() const { return steps_; }     // committed
+  uint64_t next_k() const;                      // first batch that is not committed
   uint64_t last_step() const { return last_; }  // steps of the run when it is complete or stopped
   bool finished() const { return steps_ >= last_; }
   // Finished because all steps of the plan are done.

@@ -1,20 +1,27 @@
 // Run state: two-step commits, when to save, supervision of every actor, orderly stop. Scheduled.
 //
-// Supervision: every actor is monitored and belongs to a stage of the flow. The death of one ends
-// the run with its reason; the last checkpoint stands. (What may be restarted is decided in
-// on_down, by role.) Stop: sources, then what they feed, stage by stage, each with a deadline; the
-// coordinator last.
+// Supervision: every actor is monitored and belongs to a group (actors/supervision.hpp). When one
+// dies, its group ends, everyone hears that it is gone, and it starts again after a back-off; a
+// group that keeps failing is retired, and the run goes on if it can. With the dispatcher go all
+// that work for it, and its next life learns from the drafters what they hold. The death of a
+// drafter ends the run with its reason; the last checkpoint stands. A run
+// that commits nothing for long is stopped with a table of what everyone waits for. Stop: sources,
+// then what they feed, stage by stage, each with a deadline; the coordinator last.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "actors/commit_book.hpp"
+#include "actors/restart_policy.hpp"
 #include "actors/runtime/metered.hpp"
+#include "actors/supervision.hpp"
 
 namespace dflash {
 
@@ -24,32 +31,65 @@ struct coordinator_options {
   uint64_t skipped_steps = 0;  // before that
   std::vector<uint64_t> dropped;
   caf::actor observer;  // gets run_outcome
-  std::chrono::seconds stage_deadline{10};
+  // Spawns the actors of a group and puts their handles in; next_k: the first batch that is not
+  // committed. May throw: counts as a failure.
+  std::function<void(pipeline_links&, group_id, uint64_t next_k)> spawn_group;
+  restart_options restart;
+  std::function<void(const std::shared_ptr<const pipeline_links>&)> on_links;  // may be empty
+  std::chrono::milliseconds stage_deadline{10000};
+  std::chrono::milliseconds stall_floor{60000};  // no commit for less is never a stall
 };
 
 struct supervised {
   std::string name;
   caf::strong_actor_ptr actor;
   uint32_t stage = 0;  // of the shutdown
+  size_t group = 0;
   bool alive = true;
+};
+
+struct supervised_group {
+  enum class condition : uint8_t { running, ending, waiting, retired };
+
+  group_id id;
+  restart_policy policy;
+  condition now = condition::running;
+  std::string last_error = {};
 };
 
 struct coordinator_state {
   static inline const char* name = "coordinator";
 
-  // All actors of `links` by stage of the shutdown: sources first.
-  static std::vector<supervised> stages_of(const pipeline_links& links);
   bool stage_is_over(uint32_t stage) const;
+  bool is_retired(part what) const;  // of a part that there is once
+  size_t targets_left() const;
+  size_t dispatcher_group() const;
+  // Nothing committed for so long is a stall: many times the slowest step so far, which passed
+  // every stage of the pipeline.
+  std::chrono::nanoseconds stall_limit() const;
 
   coordinator_options options;
   std::shared_ptr<const pipeline_links> links;
   std::optional<commit_book> book;
+  std::vector<supervised_group> groups;
   std::vector<supervised> children;
-  bool flushing = false;    // metrics before a save; the next go waits
-  bool go_pending = false;  // all have reduced, but flushing
-  bool stopping = false;    // on request
+  bool rebuilding = false;        // the dispatcher died: all that is upstream of the drafters goes
+  std::deque<step_done> unnoted;  // metrics has not written them yet
+  uint64_t noted_k = 0;
+  bool flushing = false;       // metrics before a save; the next go waits
+  bool flush_again = false;    // metrics died meanwhile
+  uint32_t flush_attempt = 0;  // answers to an older one mean nothing
+  bool go_pending = false;     // all have reduced, but flushing
+  bool saving = false;
+  bool stopping = false;           // on request
+  std::optional<uint64_t> stop_k;  // the dispatcher hands out nothing from there on
   std::optional<uint32_t> shutdown_stage;
   run_outcome outcome;
+
+  int64_t last_commit_ns = 0;  // 0: none in this process
+  int64_t slowest_step_ns = 0;
+  uint64_t steps_at_tick = 0;
+  uint32_t quiet_ticks = 0;
 };
 
 coordinator_actor spawn_coordinator(caf::actor_system& system,

@@ -13,8 +13,10 @@ namespace dflash {
 dispatch_book::dispatch_book(dispatch_options options)
     : options_(options),
       ledger_(options.drafters),
+      forgotten_k_(options.first_k),
       next_k_(options.first_k),
-      next_credit_k_(options.first_k) {}
+      next_credit_k_(options.first_k),
+      loaded_end_k_(options.first_k) {}
 
 dispatch_book::entry& dispatch_book::at(uint64_t k) {
   const auto found = entries_.find(k);
@@ -24,7 +26,8 @@ dispatch_book::entry& dispatch_book::at(uint64_t k) {
 
 void dispatch_book::loaded(const batch_ready& m) {
   const uint64_t k = m.tokens->k;
-  if (k < options_.first_k || k >= options_.end_k) return;  // the run stops before it
+  loaded_end_k_ = std::max(loaded_end_k_, k + 1);
+  if (k < forgotten_k_ || k >= options_.end_k) return;  // the run stops before it
   entry& e = entries_[k];
   if (e.tokens) return;  // a duplicate
   e.tokens = m.tokens;
@@ -41,6 +44,25 @@ void dispatch_book::lane_asks(uint32_t lane) {
 
 void dispatch_book::granted(const room_grant& m) {
   ledger_.grant(m.consumer, m.epoch, m.limit_bytes, m.limit_batches);
+  if (ledger_.epoch(m.consumer) != m.epoch) return;  // overtaken by a newer one
+  const uint64_t ahead =
+      (m.consumer + options_.drafters - forgotten_k_ % options_.drafters) % options_.drafters;
+  for (uint64_t k = forgotten_k_ + ahead; k < m.trained_end_k; k += options_.drafters)
+    entries_[k].state = batch_state::trained;
+  for (const uint64_t k : m.held) {
+    entry& e = entries_[k];
+    e.state = batch_state::delivered;
+    e.epoch = ledger_.reserve(m.consumer, k, options_.batch_bytes);
+  }
+}
+
+void dispatch_book::lane_lost(uint32_t lane) {
+  if (lane == options_.targets)
+    reader_asks_ = false;
+  else
+    std::erase(asking_, lane);
+  for (const auto& [k, e] : entries_)
+    if (e.state == batch_state::dispatched && e.lane == lane) again_.insert(k);
 }
 
 void dispatch_book::delivered_to_drafter(uint64_t k) {
@@ -89,10 +111,15 @@ void dispatch_book::refused(uint64_t k) {
 }
 
 void dispatch_book::committed(uint64_t end_k) {
+  forgotten_k_ = std::max(forgotten_k_, end_k);
+  next_k_ = std::max(next_k_, end_k);
   while (!entries_.empty() && entries_.begin()->first < end_k) {
-    DFLASH_CHECK(entries_.begin()->second.state == batch_state::trained,
+    const auto& [k, e] = *entries_.begin();
+    // A restarted dispatcher may hear of a commit before it hears of the batches.
+    const bool reported = ledger_.is_open(static_cast<uint32_t>(k % options_.drafters));
+    DFLASH_CHECK(!reported || e.state == batch_state::trained,
                  "a step was committed before its batch was trained",
-                 entries_.begin()->first);
+                 k);
     entries_.erase(entries_.begin());
   }
 }
@@ -112,6 +139,7 @@ capture_job dispatch_book::start(uint64_t k, entry& e, uint32_t lane) {
   else
     asking_.pop_front();
   e.state = batch_state::dispatched;
+  e.lane = lane;
   capture_job job;
   job.tokens = e.tokens;
   job.lane = lane;
@@ -134,11 +162,12 @@ std::vector<capture_job> dispatch_book::take_jobs() {
     }
   }
   for (; next_k_ < options_.end_k; ++next_k_) {
-    const auto found = entries_.find(next_k_);
-    if (found == entries_.end()) break;
-    entry& e = found->second;
-    const auto lane = lane_for(e.kept);
     const auto drafter = static_cast<uint32_t>(next_k_ % options_.drafters);
+    const auto found = entries_.find(next_k_);
+    if (!ledger_.is_open(drafter) || found == entries_.end()) break;
+    entry& e = found->second;
+    if (e.state != batch_state::loaded) continue;
+    const auto lane = lane_for(e.kept);
     if (!lane || !ledger_.has_room(drafter, options_.batch_bytes)) break;
     e.epoch = ledger_.reserve(drafter, next_k_, options_.batch_bytes);
     jobs.push_back(start(next_k_, e, *lane));
@@ -146,12 +175,40 @@ std::vector<capture_job> dispatch_book::take_jobs() {
   return jobs;
 }
 
-uint32_t dispatch_book::take_load_credit() {
+load_credit dispatch_book::take_load_credit() {
   const uint64_t wanted = std::min(next_k_ + options_.read_ahead, options_.end_k);
-  if (wanted <= next_credit_k_) return 0;
-  const auto credit = static_cast<uint32_t>(wanted - next_credit_k_);
+  load_credit credit{next_credit_k_, 0};
+  if (wanted <= next_credit_k_) return credit;
+  credit.batches = static_cast<uint32_t>(wanted - next_credit_k_);
   next_credit_k_ = wanted;
   return credit;
+}
+
+load_credit dispatch_book::open_load_credit() const {
+  return {loaded_end_k_, static_cast<uint32_t>(next_credit_k_ - loaded_end_k_)};
+}
+
+std::string dispatch_book::describe() const {
+  static constexpr const char* states[] = {"loaded", "dispatched", "delivered", "trained"};
+  std::string text =
+      fmt::format("next to hand out: k {}, loaded below k {}, loader may reach k {}\n",
+                  next_k_,
+                  loaded_end_k_,
+                  next_credit_k_);
+  text += fmt::format("lanes that ask: {}{}; to be made again: k {}\n",
+                      fmt::join(asking_, ", "),
+                      reader_asks_ ? " and the reader" : "",
+                      fmt::join(again_, ", "));
+  for (uint32_t i = 0; i < options_.drafters; ++i)
+    text += fmt::format("drafter {}: {} batches, {} bytes reserved{}\n",
+                        i,
+                        ledger_.reserved_batches(i),
+                        ledger_.reserved_bytes(i),
+                        ledger_.is_open(i) ? "" : ", not open");
+  for (const auto& [k, e] : entries_)
+    if (e.state != batch_state::loaded)
+      text += fmt::format("k {}: {}, lane {}\n", k, states[static_cast<size_t>(e.state)], e.lane);
+  return text;
 }
 
 size_t dispatch_book::in_flight() const {

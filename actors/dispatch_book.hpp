@@ -36,7 +36,13 @@ public:
 
   void loaded(const batch_ready& m);
   void lane_asks(uint32_t lane);
+  // What the drafter holds or has trained is not handed out again: a restarted dispatcher learns
+  // it.
   void granted(const room_grant& m);
+  // A producer is gone: what it had and did not deliver goes back to the pool, in the room it has.
+  void lane_lost(uint32_t lane);
+  // To a new loader: what the old one was allowed to make and did not.
+  load_credit open_load_credit() const;
   void delivered_to_drafter(uint64_t k);
   // false: an old grant or an unknown batch; nothing changed.
   bool trained(const credit_return& m);
@@ -55,12 +61,14 @@ public:
   // Jobs that can start now, with the room for their results reserved, in order of k; batches to be
   // made again go first. Each goes to job.lane.
   std::vector<capture_job> take_jobs();
-  // Batches that the loader may send beyond what it was allowed before.
-  uint32_t take_load_credit();
+  // Batches that the loader may send beyond what it was allowed before; 0 batches: none.
+  load_credit take_load_credit();
 
   // For watching: batches handed out and not yet trained; bytes reserved at a drafter.
   size_t in_flight() const;
   const credit_ledger& ledger() const { return ledger_; }
+  // Credits, lanes that ask and batches in flight, a line each.
+  std::string describe() const;
   std::shared_ptr<const batch> tokens_of(uint64_t k) const;
   uint32_t epoch_of(uint64_t k) const;
   uint64_t faults() const { return faults_; }
@@ -70,6 +78,7 @@ private:
     batch_state state = batch_state::loaded;
     std::shared_ptr<const batch> tokens;
     bool kept = false;
+    uint32_t lane = 0;     // that works on it or has delivered it
     uint32_t epoch = 0;    // of its reservation
     uint32_t attempt = 0;  // made again after a non-finite value
   };
@@ -83,8 +92,10 @@ private:
   std::set<uint64_t> again_;           // dispatched before, room reserved, waiting for a lane
   std::deque<uint32_t> asking_;        // targets that ask, first come first
   bool reader_asks_ = false;
+  uint64_t forgotten_k_;    // batches below are committed
   uint64_t next_k_;         // next to be handed out for the first time
   uint64_t next_credit_k_;  // loader may make batches below this
+  uint64_t loaded_end_k_;   // it has made those below this
   uint32_t drops_in_a_row_ = 0;
   uint64_t faults_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <stdexcept>
 #include <utility>
 
 namespace dflash {
@@ -20,8 +21,24 @@ void hand_out(self_ptr self) {
     else
       self->send(s.links->loader, std::move(job));
   }
-  if (const uint32_t credit = s.book->take_load_credit())
-    self->send(s.links->loader, load_credit{0, credit});
+  if (const load_credit credit = s.book->take_load_credit(); credit.batches > 0)
+    self->send(s.links->loader, credit);
+}
+
+// Compares who was there with who is: all that a dead producer had to say has been heard by now.
+void relink(self_ptr self, const std::shared_ptr<const pipeline_links>& links) {
+  dispatcher_state& s = self->state;
+  const auto before = std::exchange(s.links, links);
+  if (!before) return;
+  for (uint32_t lane = 0; lane < links->postprocess.size(); ++lane) {
+    const bool reader = lane >= links->targets.size();
+    if (before->postprocess[lane] != links->postprocess[lane] ||
+        (reader ? before->loader != links->loader : before->targets[lane] != links->targets[lane]))
+      s.book->lane_lost(lane);
+  }
+  if (before->loader == links->loader) return;
+  if (const load_credit credit = s.book->open_load_credit(); credit.batches > 0)
+    self->send(links->loader, credit);
 }
 
 void made_again_or_dropped(self_ptr self, const capture_job& job) {
@@ -52,7 +69,7 @@ dispatcher_actor spawn_dispatcher(caf::actor_system& system,
         dispatch_book* book = &*self->state.book;
         return {
             [=](const start_run& m) {
-              self->state.links = m.links;
+              relink(self, m.links);
               hand_out(self);
             },
             [=](const batch_ready& m) {
@@ -63,9 +80,16 @@ dispatcher_actor spawn_dispatcher(caf::actor_system& system,
               book->lane_asks(m.lane);
               hand_out(self);
             },
-            [=](const delivered& m) { book->delivered_to_drafter(m.k); },
+            [=](const delivered& m) {
+              book->delivered_to_drafter(m.k);
+              self->stats().complete();
+            },
             [=](const not_finite& m) {
-              made_again_or_dropped(self, m.job);
+              try {
+                made_again_or_dropped(self, m.job);
+              } catch (const std::runtime_error& e) {
+                self->send(self->state.links->coordinator, give_up{e.what()});
+              }
               hand_out(self);
             },
             [=](const kept_missing& m) {
@@ -89,6 +113,7 @@ dispatcher_actor spawn_dispatcher(caf::actor_system& system,
             },
             [=](const step_done& m) { book->committed(m.end_k); },
             [=](const stop_at& m) { book->stop_at(m.end_k); },
+            [=](describe_atom) { return book->describe(); },
         };
       });
 }

@@ -18,15 +18,13 @@ namespace {
 
 using self_ptr = metered_ptr<drafter_actor, drafter_state>;
 
-constexpr uint32_t credit_epoch = 1;  // of the first life of a drafter
-
 void send_part(self_ptr self) {
   drafter_state& s = self->state;
   s.part_sent = true;
   step_part part;
   part.step = s.order->open_step();
   part.rank = self->identity().index;
-  part.gradient = make_tensor_handle({s.options.trainer->gradient()}, false, {});
+  part.gradient = make_tensor_handle({s.options.work.gradient()}, false, {});
   part.weight_sum = s.weight_sum;
   for (const drafter_actor& drafter : s.links->drafters) self->send(drafter, part);
   self->stats().set_activity(activity::wants_peers);
@@ -52,7 +50,8 @@ void give_back(self_ptr self, const hidden_batch& m) {
   drafter_state& s = self->state;
   self->stats().release(m.hidden.bytes());
   m.hidden.release();
-  self->send(s.links->dispatcher, credit_return{self->identity().index, m.epoch, m.tokens->k});
+  self->send(s.links->dispatcher,
+             credit_return{self->identity().index, s.credit_epoch, m.tokens->k});
 }
 
 void arrive(self_ptr self, const hidden_batch& m) {
@@ -75,9 +74,12 @@ void train_one(self_ptr self) {
   report.tokens = m.tokens->doc_offsets.at(static_cast<size_t>(m.tokens->real_docs));
   report.measured = report.k % s.options.metrics_every == 0;
   report.dropped = !m.hidden;
+  report.kept = m.kept;
+  report.moved_bytes = m.moved_bytes;
+  report.whole_bytes = m.whole_bytes;
   if (m.hidden) {
     self->stats().set_activity(activity::computing);
-    const auto timer = s.options.stages.time(stage::forward_backward);
+    const auto timer = s.stages.time(stage::forward_backward);
     m.hidden->ready.wait();
     drafter_input input;
     input.taps = m.hidden->tensors;
@@ -86,13 +88,14 @@ void train_one(self_ptr self) {
       input.taps.pop_back();
     }
     input.tokens = m.tokens.get();
-    step_sums sums = s.options.trainer->accumulate(input, report.measured);
+    step_sums sums = s.options.work.accumulate(input, report.measured);
     s.weight_sum += sums.weight_sum;
     report.sums = std::make_shared<const step_sums>(std::move(sums));
   }
   s.order->trained();
   give_back(self, m);
-  self->send(s.links->metrics, std::move(report));
+  self->send(s.links->metrics, report);
+  s.reports.insert_or_assign(report.k, std::move(report));
   go_on(self);
 }
 
@@ -106,7 +109,7 @@ void reduce(self_ptr self, const step_part& part) {
     return;
   self->stats().set_activity(activity::computing);
   {
-    const auto timer = s.options.stages.time(stage::reduce);
+    const auto timer = s.stages.time(stage::reduce);
     std::vector<at::Tensor> gradients;
     s.reduced_weight = 0;
     for (const auto& p : parts) {
@@ -132,11 +135,12 @@ void update(self_ptr self, const step_go& m) {
   DFLASH_CHECK(m.step == s.order->open_step() && s.reduced.defined(),
                "a go for a step that is not reduced here",
                m.step);
+  s.reports.erase(s.reports.begin(), s.reports.lower_bound(m.noted_k));
   self->stats().set_activity(activity::computing);
   step_committed done;
   {
-    const auto timer = s.options.stages.time(stage::update);
-    const update_report report = s.options.trainer->apply(s.reduced, s.reduced_weight, m.step);
+    const auto timer = s.stages.time(stage::update);
+    const update_report report = s.options.work.update(s.reduced, s.reduced_weight, m.step);
     done = {m.step,
             self->identity().index,
             report.grad_norm,
@@ -160,9 +164,9 @@ void save(self_ptr self, const save_request& m) {
   save_done done;
   done.steps = m.steps;
   {
-    const auto timer = s.options.stages.time(stage::save);
+    const auto timer = s.stages.time(stage::save);
     try {
-      s.options.save(m, *s.options.trainer);
+      s.options.work.save(m);
       done.good = true;
     } catch (const std::exception& e) {
       done.error = e.what();
@@ -170,6 +174,25 @@ void save(self_ptr self, const save_request& m) {
   }
   self->send(s.links->coordinator, std::move(done));
   self->stats().set_activity(s.part_sent ? activity::wants_peers : activity::wants_batch);
+  go_on(self);
+}
+
+void start(self_ptr self, const start_run& m) {
+  drafter_state& s = self->state;
+  const auto before = std::exchange(s.links, m.links);
+  s.stages = stage_sink(m.links->profiler);
+  if (before && before->metrics != m.links->metrics)
+    for (const auto& [k, report] : s.reports) self->send(m.links->metrics, report);
+  if (!before || before->dispatcher != m.links->dispatcher) {
+    const slot_pool& slots = *s.options.slots;
+    self->send(m.links->dispatcher,
+               room_grant{self->identity().index,
+                          ++s.credit_epoch,
+                          slots.limit_bytes(),
+                          static_cast<uint32_t>(slots.slots()),
+                          s.order->trained_end_k(),
+                          s.order->held()});
+  }
   go_on(self);
 }
 
@@ -191,16 +214,7 @@ drafter_actor spawn_drafter(caf::actor_system& system,
         s.order.emplace(
             *options.plan, self->identity().index, options.drafters, options.first_step);
         return {
-            [=](const start_run& m) {
-              self->state.links = m.links;
-              const slot_pool& slots = *self->state.options.slots;
-              self->send(m.links->dispatcher,
-                         room_grant{self->identity().index,
-                                    credit_epoch,
-                                    slots.limit_bytes(),
-                                    static_cast<uint32_t>(slots.slots())});
-              go_on(self);
-            },
+            [=](const start_run& m) { start(self, m); },
             [=](const hidden_batch& m) { arrive(self, m); },
             [=](const step_part& m) { reduce(self, m); },
             [=](const step_go& m) { update(self, m); },

@@ -10,17 +10,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "actors/drafter_work.hpp"
 #include "actors/runtime/metered.hpp"
 #include "actors/runtime/stage_sink.hpp"
 #include "actors/training_order.hpp"
 #include "device/slot_pool.hpp"
-#include "model/drafter_step.hpp"
 
 namespace dflash {
 
@@ -28,23 +27,23 @@ struct drafter_options {
   uint32_t drafters = 1;  // M
   std::optional<step_plan> plan;
   uint64_t first_step = 0;
-  std::shared_ptr<drafter_trainer> trainer;
+  drafter_work work;
   std::shared_ptr<slot_pool> slots;  // its mailbox limit
   uint64_t metrics_every = 8;        // batches, by k
   int64_t threads = 1;
-  stage_sink stages;
-  // Writes a checkpoint of the trainer; blocks; throws where the disk refuses. Rank 0 only.
-  std::function<void(const save_request&, drafter_trainer&)> save;
 };
 
 struct drafter_state {
   static inline const char* name = "drafter_train";
   drafter_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
   std::optional<training_order> order;
-  bool stepping = false;   // a next_atom is on its way
-  bool part_sent = false;  // of the open step
-  double weight_sum = 0;   // of own batches of the open step
+  uint32_t credit_epoch = 0;                 // one for each dispatcher
+  bool stepping = false;                     // a next_atom is on its way
+  bool part_sent = false;                    // of the open step
+  double weight_sum = 0;                     // of own batches of the open step
+  std::map<uint64_t, batch_report> reports;  // by k: metrics may not have written them
   std::map<uint64_t, std::vector<std::optional<step_part>>> parts;  // by step, then [rank]
   at::Tensor sum;      // [P] fp32 of all ranks; M = 1: not used
   at::Tensor reduced;  // of the open step, once all parts are here

@@ -17,6 +17,7 @@ inspector_actor spawn_inspector(caf::actor_system& system,
         return {
             [=](inspect_atom) {
               const inspector_state& s = self->state;
+              self->stats().complete();
               system_report report;
               report.run = s.options.run;
               report.uptime_ns = now_ns() - s.born_ns;

@@ -31,10 +31,12 @@ void make_one(self_ptr self) {
   self->stats().set_activity(activity::computing);
   batch_ready m;
   {
-    const auto timer = s.options.stages.time(stage::load_batch);
+    const auto timer = s.stages.time(stage::load_batch);
     m.tokens = std::make_shared<const batch>(s.options.source->make(*k));
     m.kept = s.options.read || (s.options.store && s.options.store->has(m.tokens->row));
   }
+  self->fault("made");
+  self->stats().complete();
   self->send(s.links->dispatcher, std::move(m));
   self->stats().set_activity(activity::idle);
   go_on(self);
@@ -66,8 +68,9 @@ void read_kept(self_ptr self, const capture_job& job) {
   auto lease = s.options.slots->try_acquire();
   DFLASH_CHECK(lease.has_value(), "the reader was given a job without a free slot");
   std::vector<at::Tensor> tensors = empty_hidden(s.options.shape);
+  self->fault("reads");
   if (read_states(s.options, *job.tokens, tensors)) {
-    s.options.stages.report(stage::read_kept, now_ns() - began);
+    s.stages.report(stage::read_kept, now_ns() - began);
     captured m;
     m.job = job;
     m.hidden = make_tensor_handle(std::move(tensors), s.options.shape.last, std::move(*lease));
@@ -108,11 +111,14 @@ loader_actor spawn_loader(caf::actor_system& system,
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
+              self->state.stages = stage_sink(m.links->profiler);
               ask(self);
               go_on(self);
             },
             [=](const load_credit& m) {
-              self->state.credit += m.batches;
+              loader_state& s = self->state;
+              if (s.credit == 0) s.next_k = m.first_k;
+              s.credit += m.batches;
               go_on(self);
             },
             [=](const load_again& m) {

@@ -27,7 +27,6 @@ struct loader_options {
   hidden_shape shape;                   // of kept or captured states
   uint32_t lane = 0;                    // its number as reader: N
   std::shared_ptr<slot_pool> slots;     // of what it has read; null if it reads nothing
-  stage_sink stages;
 };
 
 struct loader_state {
@@ -38,6 +37,7 @@ struct loader_state {
 
   loader_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
   uint64_t next_k = 0;
   uint64_t credit = 0;
   std::deque<uint64_t> again;

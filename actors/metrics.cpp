@@ -33,24 +33,43 @@ void write_line(metrics_state& s, const json_object& line) {
   }
 }
 
-json_object time_record(const metrics_state& s, const step_total& total, const wait_shares& waits) {
-  const run_totals& t = *s.options.totals;
-  const double step_s = std::max(1e-9, seconds(now_ns() - s.last_ns));
+json_object time_record(const metrics_state& s,
+                        const run_totals& t,
+                        const step_total& total,
+                        double step_s,
+                        const wait_shares& waits) {
   json_object time;
   time.add("seconds", t.seconds);
   time.add("tokens_per_s", static_cast<double>(total.tokens) / step_s);
   time.add("targets_wait", waits.targets_wait).add("drafters_wait", waits.drafters_wait);
   // Batches a second, had the lanes never waited.
   if (waits.target_busy_s > 0)
-    time.add("target_capacity",
-             static_cast<double>(t.captured) * s.options.targets / waits.target_busy_s);
+    time.add(
+        "target_capacity",
+        static_cast<double>(t.captured) * static_cast<double>(waits.targets) / waits.target_busy_s);
   if (waits.drafter_busy_s > 0)
     time.add("drafter_capacity",
              static_cast<double>(t.batches) * s.options.drafters / waits.drafter_busy_s);
   time.add("bytes_in_flight", waits.bytes_in_flight);
   time.add("moved_bytes", t.moved_bytes);
   time.add("kept_batches", t.from_disk);
+  if (waits.restarts > 0) time.add("restarts", waits.restarts);
   return time;
+}
+
+// At the pace of the last steps; once hidden states come from the disk, at the pace that the
+// drafters could keep.
+double seconds_left(const metrics_state& s,
+                    const run_totals& t,
+                    const wait_shares& waits,
+                    uint64_t step) {
+  const double pace = t.seconds_smooth;
+  const uint64_t total = s.options.total_steps, capture_end = s.options.capture_steps;
+  if (step >= capture_end || capture_end >= total) return pace * static_cast<double>(total - step);
+  const double drafting = waits.drafter_busy_s /
+                          (static_cast<double>(s.options.drafters) * static_cast<double>(t.steps));
+  return pace * static_cast<double>(capture_end - step) +
+         std::min(pace, drafting) * static_cast<double>(total - capture_end);
 }
 
 void show(metrics_state& s, const wait_shares& waits) {
@@ -61,32 +80,48 @@ void show(metrics_state& s, const wait_shares& waits) {
   p.total_steps = s.options.total_steps;
   p.loss = t.loss_smooth;
   if (t.accept_len > 0) p.accept_len = t.accept_len;
-  p.tokens_per_second = s.tokens_smooth / s.seconds_smooth;
+  p.tokens_per_second = t.tokens_smooth / t.seconds_smooth;
   p.drafters_wait = waits.drafters_wait;
   p.targets_wait = waits.targets_wait;
-  p.from_disk = s.options.targets == 0;
+  p.from_disk = s.links->targets.empty();
   p.bytes_in_flight = waits.bytes_in_flight;
   p.time_left =
-      std::chrono::nanoseconds(static_cast<int64_t>(t.seconds * 1e9 / static_cast<double>(t.steps) *
-                                                    static_cast<double>(p.total_steps - p.step)));
+      std::chrono::nanoseconds(static_cast<int64_t>(1e9 * seconds_left(s, t, waits, p.step)));
   p.skipped_steps = t.skipped_steps;
+  p.restarts = waits.restarts;
   s.line->show(progress_text(p));
 }
 
-void on_step(self_ptr self, const step_done& m) {
+uint64_t steps_written(const metrics_state& s) {
+  return s.options.first_step + s.options.totals->steps;
+}
+
+void count_moves(run_totals& t, const batch_report& m) {
+  if (m.dropped) return;
+  ++(m.kept ? t.from_disk : t.captured);
+  t.moved_bytes += m.moved_bytes;
+  t.whole_bytes += m.whole_bytes;
+}
+
+// All of its batches are reported: one line, then the totals in one piece. A death in between
+// leaves a line too many, which the next life cuts off.
+void write_step(self_ptr self, const step_done& m) {
   metrics_state& s = self->state;
+  run_totals t = *s.options.totals;
   step_total total;
-  for (auto r = s.reports.lower_bound(m.first_k); r != s.reports.end() && r->first < m.end_k;) {
+  const auto first = s.reports.lower_bound(m.first_k), last = s.reports.lower_bound(m.end_k);
+  for (auto r = first; r != last; ++r) {
     total.add(r->second);
-    r = s.reports.erase(r);
+    count_moves(t, r->second);
   }
-  run_totals& t = *s.options.totals;
   ++t.steps;
+  t.next_k = m.end_k;
   t.batches += total.batches;
   t.tokens += total.tokens;
   t.dropped += total.dropped;
   t.skipped_steps += m.skipped ? 1 : 0;
-  t.seconds = seconds(now_ns() - s.began_ns);
+  const int64_t now = now_ns();
+  t.seconds = seconds(now - t.began_ns);
   constexpr double keep = 0.95;
   t.loss = total.all.mean_loss();
   t.loss_smooth = t.steps == 1 ? t.loss : keep * t.loss_smooth + (1 - keep) * t.loss;
@@ -94,17 +129,72 @@ void on_step(self_ptr self, const step_done& m) {
     t.accept_len = t.accept_len == 0
                        ? total.measured.accept_len()
                        : keep * t.accept_len + (1 - keep) * total.measured.accept_len();
-  const double step_s = std::max(1e-9, seconds(now_ns() - s.last_ns));
+  const double step_s = std::max(1e-9, seconds(now - t.last_ns));
   const double before = t.steps == 1 ? 0 : keep;
-  s.tokens_smooth = before * s.tokens_smooth + (1 - before) * static_cast<double>(total.tokens);
-  s.seconds_smooth = before * s.seconds_smooth + (1 - before) * step_s;
+  t.tokens_smooth = before * t.tokens_smooth + (1 - before) * static_cast<double>(total.tokens);
+  t.seconds_smooth = before * t.seconds_smooth + (1 - before) * step_s;
+  t.last_ns = now;
   const wait_shares& waits = s.waits->look();
   json_object line = step_record(m, total, s.options.terms);
-  line.add("time", time_record(s, total, waits));
+  line.add("time", time_record(s, t, total, step_s, waits));
   write_line(s, line);
+  self->fault("written");
+  *s.options.totals = t;
+  s.reports.erase(first, last);
   show(s, waits);
-  s.last_ns = now_ns();
   s.options.steps->store(m.step + 1);
+  self->stats().complete();
+  self->send(s.links->coordinator, step_noted{m.step});
+}
+
+// A restarted metrics hears of steps before it has all their reports.
+void write_steps(self_ptr self) {
+  metrics_state& s = self->state;
+  while (!s.done.empty()) {
+    const step_done next = s.done.begin()->second;
+    const auto first = s.reports.lower_bound(next.first_k);
+    const auto reported = std::distance(first, s.reports.lower_bound(next.end_k));
+    if (static_cast<uint64_t>(reported) < next.end_k - next.first_k) break;
+    write_step(self, next);
+    s.done.erase(next.step);
+  }
+  for (auto f = s.flushes.begin(); f != s.flushes.end() && f->first <= steps_written(s);) {
+    f->second.deliver(f->first);
+    f = s.flushes.erase(f);
+  }
+}
+
+void on_step(self_ptr self, const step_done& m) {
+  metrics_state& s = self->state;
+  if (m.step < steps_written(s)) {
+    self->send(s.links->coordinator, step_noted{m.step});
+    return;
+  }
+  s.done.insert_or_assign(m.step, m);
+  write_steps(self);
+}
+
+caf::result<uint64_t> on_flush(self_ptr self, const flush_metrics& m) {
+  metrics_state& s = self->state;
+  if (m.step <= steps_written(s)) return m.step;
+  auto promise = self->make_response_promise<uint64_t>();
+  s.flushes.emplace(m.step, promise);
+  return promise;
+}
+
+void start(self_ptr self, const start_run& m) {
+  metrics_state& s = self->state;
+  if (std::exchange(s.links, m.links)) return;
+  run_totals& t = *s.options.totals;
+  const bool first_life = self->stats().restarts == 0;
+  if (first_life) t.began_ns = t.last_ns = now_ns();
+  if (s.options.file.empty()) return;
+  try {
+    if (!first_life) truncate_after(s.options.file, steps_written(s));
+    s.writer.emplace(s.options.file);
+  } catch (const std::exception& e) {
+    spdlog::error("no metrics.jsonl, training goes on: {}", e.what());
+  }
 }
 
 }  // namespace
@@ -119,7 +209,7 @@ const wait_shares& wait_meter::look() {
   int64_t targets_ns = 0, drafters_ns = 0, targets = 0, drafters = 0;
   for (const auto& stats : registry_->all()) {
     if (starts_with(stats->name, "target_forward")) {
-      ++targets;
+      targets += stats->is_retired() ? 0 : 1;
       targets_ns += stats->spent_ns(activity::wants_job) + stats->spent_ns(activity::wants_slot);
       shares.target_busy_s += seconds(stats->spent_ns(activity::computing));
     } else if (starts_with(stats->name, "drafter_train")) {
@@ -128,7 +218,9 @@ const wait_shares& wait_meter::look() {
       shares.drafter_busy_s += seconds(stats->spent_ns(activity::computing));
     }
     if (stats->limit_bytes > 0) shares.bytes_in_flight += stats->bytes();
+    shares.restarts += stats->restarts;
   }
+  shares.targets = targets;
   const double passed = std::max<double>(1, static_cast<double>(now - last_ns_));
   if (targets > 0)
     shares.targets_wait = std::min(
@@ -155,30 +247,18 @@ metrics_actor spawn_metrics(caf::actor_system& system,
       [options = std::move(options)](self_ptr self) -> metrics_actor::behavior_type {
         metrics_state& state = self->state;
         state.options = options;
-        state.began_ns = state.last_ns = now_ns();
         state.waits.emplace(self->identity().registry);
         if (options.progress) state.line.emplace();
         return {
-            [=](const start_run&) {
+            [=](const start_run& m) { start(self, m); },
+            [=](const batch_report& m) {
               metrics_state& s = self->state;
-              s.began_ns = s.last_ns = now_ns();
-              if (s.options.file.empty()) return;
-              try {
-                s.writer.emplace(s.options.file);
-              } catch (const std::exception& e) {
-                spdlog::error("no metrics.jsonl, training goes on: {}", e.what());
-              }
-            },
-            [=](const batch_report& m) { self->state.reports.insert_or_assign(m.k, m); },
-            [=](const delivered& m) {
-              metrics_state& s = self->state;
-              run_totals& t = *s.options.totals;
-              ++(m.lane < s.options.targets ? t.captured : t.from_disk);
-              t.moved_bytes += m.moved_bytes;
-              t.whole_bytes += m.whole_bytes;
+              if (m.k < s.options.totals->next_k) return;  // sent again, but written
+              s.reports.insert_or_assign(m.k, m);
+              write_steps(self);
             },
             [=](const step_done& m) { on_step(self, m); },
-            [=](const flush_metrics& m) { return m.step; },
+            [=](const flush_metrics& m) { return on_flush(self, m); },
         };
       });
 }

@@ -15,7 +15,8 @@
 
 namespace dflash {
 
-// Figures of the whole run, for its summary; written by the metrics actor, read when it has ended.
+// Figures of the whole run, for its summary; written by the metrics actor once per step, in one
+// piece, so that its next life goes on from there; read when it has ended.
 struct run_totals {
   uint64_t steps = 0;  // of this process
   uint64_t batches = 0;
@@ -29,7 +30,11 @@ struct run_totals {
   uint64_t from_disk = 0;  // batches read from kept hidden states
   uint64_t moved_bytes = 0;
   uint64_t whole_bytes = 0;
-  double seconds = 0;  // from the first job to the last commit
+  double seconds = 0;   // from the first job to the last commit
+  uint64_t next_k = 0;  // of the steps written
+  int64_t began_ns = 0;
+  int64_t last_ns = 0;                           // of the last commit
+  double tokens_smooth = 0, seconds_smooth = 0;  // per step, over about the last 20
 };
 
 // Time spent per cause between two looks at the mailboxes.
@@ -38,7 +43,9 @@ struct wait_shares {
   double drafters_wait = 0;  // for batches, of the time of all drafters
   double target_busy_s = 0;  // since the start of the run
   double drafter_busy_s = 0;
+  int64_t targets = 0;  // not retired
   uint64_t bytes_in_flight = 0;
+  uint64_t restarts = 0;  // of all actors
 };
 
 class wait_meter {
@@ -58,7 +65,8 @@ struct metrics_options {
   std::filesystem::path file;  // metrics.jsonl; empty: none
   uint64_t first_step = 0;
   uint64_t total_steps = 0;
-  uint32_t targets = 1;
+  uint64_t capture_steps =
+      0;  // the first epoch's, where later ones read kept hidden states; else 0
   uint32_t drafters = 1;
   loss_terms terms;
   bool progress = true;
@@ -69,13 +77,13 @@ struct metrics_options {
 struct metrics_state {
   static inline const char* name = "metrics";
   metrics_options options;
-  std::map<uint64_t, batch_report> reports;  // by k, of steps not yet committed
+  std::shared_ptr<const pipeline_links> links;
+  std::map<uint64_t, batch_report> reports;  // by k, of steps not yet written
+  std::map<uint64_t, step_done> done;        // committed, but a report is still on its way
+  std::multimap<uint64_t, caf::typed_response_promise<uint64_t>> flushes;  // by step
   std::optional<jsonl_writer> writer;
   std::optional<progress_line> line;
   std::optional<wait_meter> waits;
-  int64_t began_ns = 0;
-  int64_t last_ns = 0;
-  double tokens_smooth = 0, seconds_smooth = 0;  // per step, over about the last 20
   bool sink_failed = false;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -13,8 +14,8 @@
 #include "actors/drafter_train.hpp"
 #include "actors/inspector.hpp"
 #include "actors/loader.hpp"
-#include "actors/postprocess.hpp"
 #include "actors/profiler.hpp"
+#include "actors/supervision.hpp"
 #include "config/error.hpp"
 
 namespace dflash {
@@ -32,32 +33,18 @@ public:
       : system_(system),
         parts_(parts),
         registry_(std::make_shared<mailbox_registry>()),
+        faults_(parts.faults),
         steps_(std::make_shared<std::atomic<uint64_t>>(parts.first_step)),
         totals_(std::make_shared<run_totals>()) {}
 
   std::shared_ptr<const pipeline_links> build(const caf::actor& observer) {
     auto links = std::make_shared<pipeline_links>();
-    links_ = links.get();
-    if (parts_.publish) {
-      links->inspector = spawn_inspector(system_,
-                                         identify(registry_, "inspector"),
-                                         {parts_.run, parts_.plan->total_steps(), steps_});
-      try {
-        parts_.publish(links->inspector);
-      } catch (...) {
-        caf::anon_send_exit(links->inspector, caf::exit_reason::user_shutdown);
-        throw;
-      }
-    }
-    if (parts_.profile_interval > 0) {
-      links->profiler =
-          spawn_profiler(system_, identify(registry_, "profiler"), {parts_.profile_interval});
-      stages_ = stage_sink(links->profiler);
-    }
+    if (parts_.publish) links->inspector = inspector();
+    if (parts_.profile_interval > 0) links->profiler = profiler();
     links->coordinator = coordinator(observer);
     links->metrics = metrics();
     links->loader = loader();
-    links->dispatcher = dispatcher();
+    links->dispatcher = dispatcher(first_k());
     for (uint32_t i = 0; i < limits().targets; ++i) links->targets.push_back(target(i));
     for (uint32_t i = 0; i < limits().drafters; ++i) links->drafters.push_back(drafter(i));
     for (uint32_t i = 0; i < limits().targets + limits().readers; ++i)
@@ -67,9 +54,59 @@ public:
 
   const mailbox_registry& registry() const { return *registry_; }
   const run_totals& totals() const { return *totals_; }
+  uint64_t steps() const { return steps_->load(); }
 
 private:
   const pipeline_limits& limits() const { return parts_.limits; }
+  actor_identity named(std::string name, uint32_t index = 0, uint64_t limit_bytes = 0) const {
+    return identify(registry_, std::move(name), index, limit_bytes, faults_);
+  }
+
+  // The next life of a group; called by the coordinator in its own thread.
+  void spawn_group(pipeline_links& links, group_id group, uint64_t next_k) {
+    switch (group.what) {
+      case part::loader:
+        links.loader = loader();
+        if (limits().readers > 0) links.postprocess.back() = postprocess(limits().targets);
+        return;
+      case part::target:
+        links.targets.at(group.index) = target(group.index);
+        links.postprocess.at(group.index) = postprocess(group.index);
+        return;
+      case part::metrics:
+        links.metrics = metrics();
+        return;
+      case part::profiler:
+        links.profiler = profiler();
+        return;
+      case part::inspector:
+        links.inspector = inspector();
+        return;
+      case part::dispatcher:
+        links.dispatcher = dispatcher(next_k);
+        return;
+      case part::drafter:
+        break;
+    }
+    DFLASH_CHECK(false, "an actor that cannot be restarted");
+  }
+
+  inspector_actor inspector() {
+    auto actor = spawn_inspector(
+        system_, named("inspector"), {parts_.run, parts_.plan->total_steps(), steps_});
+    try {
+      parts_.publish(actor);
+    } catch (...) {
+      caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
+      throw;
+    }
+    return actor;
+  }
+
+  profiler_actor profiler() {
+    return spawn_profiler(system_, named("profiler"), {parts_.profile_interval});
+  }
+
   std::shared_ptr<slot_pool> capture_slots() const {
     return slot_pool::make(limits().capture_slots, limits().batch_bytes);
   }
@@ -85,6 +122,14 @@ private:
     o.skipped_steps = parts_.skipped_steps;
     o.dropped = parts_.dropped;
     o.observer = observer;
+    o.spawn_group = [this](pipeline_links& links, group_id group, uint64_t next_k) {
+      spawn_group(links, group, next_k);
+    };
+    o.restart = parts_.restart;
+    o.on_links = parts_.on_links;
+    o.stage_deadline = parts_.stage_deadline;
+    o.stall_floor = parts_.stall_floor;
+    // Without fault points: nothing stands above it.
     return spawn_coordinator(system_, identify(registry_, "coordinator"), std::move(o));
   }
 
@@ -93,13 +138,13 @@ private:
     o.file = parts_.metrics_file;
     o.first_step = parts_.first_step;
     o.total_steps = parts_.plan->total_steps();
-    o.targets = limits().targets;
+    if (parts_.store) o.capture_steps = parts_.plan->steps_per_epoch();
     o.drafters = limits().drafters;
     o.terms = parts_.terms;
     o.progress = parts_.progress;
     o.steps = steps_;
     o.totals = totals_;
-    return spawn_metrics(system_, identify(registry_, "metrics"), std::move(o));
+    return spawn_metrics(system_, named("metrics"), std::move(o));
   }
 
   loader_actor loader() {
@@ -112,19 +157,18 @@ private:
     o.shape = parts_.shape;
     o.lane = limits().targets;
     if (limits().readers > 0) o.slots = capture_slots();
-    o.stages = stages_;
-    return spawn_loader(system_, runs_as::detached, identify(registry_, "loader"), std::move(o));
+    return spawn_loader(system_, runs_as::detached, named("loader"), std::move(o));
   }
 
-  dispatcher_actor dispatcher() {
+  dispatcher_actor dispatcher(uint64_t next_k) {
     dispatch_options o;
-    o.first_k = first_k();
+    o.first_k = next_k;
     o.end_k = parts_.plan->total_batches();
     o.targets = limits().targets;
     o.drafters = limits().drafters;
     o.batch_bytes = limits().batch_bytes;
     o.read_ahead = limits().targets + limits().readers + 2;
-    return spawn_dispatcher(system_, identify(registry_, "dispatcher"), o);
+    return spawn_dispatcher(system_, named("dispatcher"), o);
   }
 
   target_actor target(uint32_t i) {
@@ -133,11 +177,8 @@ private:
     o.shape = parts_.shape;
     o.slots = capture_slots();
     o.threads = parts_.target_threads;
-    o.stages = stages_;
-    return spawn_target(system_,
-                        runs_as::detached,
-                        identify(registry_, fmt::format("target_forward {}", i), i),
-                        std::move(o));
+    return spawn_target(
+        system_, runs_as::detached, named(fmt::format("target_forward {}", i), i), std::move(o));
   }
 
   drafter_actor drafter(uint32_t i) {
@@ -145,18 +186,15 @@ private:
     o.drafters = limits().drafters;
     o.plan = parts_.plan;
     o.first_step = parts_.first_step;
-    o.trainer = parts_.trainers[i];
+    o.work = parts_.drafters[i];
     o.slots = slot_pool::make(limits().drafter_batches, limits().batch_bytes);
     drafter_slots_.push_back(o.slots);
     o.metrics_every = parts_.metrics_every;
     o.threads = parts_.drafter_threads;
-    o.stages = stages_;
-    if (i == 0) o.save = parts_.save;
-    return spawn_drafter(
-        system_,
-        runs_as::detached,
-        identify(registry_, fmt::format("drafter_train {}", i), i, limits().drafter_bytes()),
-        std::move(o));
+    return spawn_drafter(system_,
+                         runs_as::detached,
+                         named(fmt::format("drafter_train {}", i), i, limits().drafter_bytes()),
+                         std::move(o));
   }
 
   postprocess_actor postprocess(uint32_t i) {
@@ -169,33 +207,28 @@ private:
     o.seed = parts_.seed;
     o.window = parts_.window;
     o.block_size = parts_.block_size;
-    o.stages = stages_;
+    o.finite = parts_.finite;
     return spawn_postprocess(
         system_,
         runs_as::detached,
-        identify(registry_, fmt::format("postprocess {}", i), i, limits().postprocess_bytes()),
+        named(fmt::format("postprocess {}", i), i, limits().postprocess_bytes()),
         std::move(o));
   }
 
   caf::actor_system& system_;
   pipeline_parts& parts_;
   std::shared_ptr<mailbox_registry> registry_;
+  fault_points faults_;
   std::shared_ptr<std::atomic<uint64_t>> steps_;
   std::shared_ptr<run_totals> totals_;
   std::vector<std::shared_ptr<slot_pool>> drafter_slots_;  // [M]
-  stage_sink stages_;
-  pipeline_links* links_ = nullptr;
 };
 
-void start(const pipeline_links& links, const start_run& m) {
-  // Those who only listen first, then the flow from its end to its beginning.
-  caf::anon_send(links.coordinator, m);
-  caf::anon_send(links.metrics, m);
-  for (const auto& drafter : links.drafters) caf::anon_send(drafter, m);
-  for (const auto& post : links.postprocess) caf::anon_send(post, m);
-  caf::anon_send(links.dispatcher, m);
-  caf::anon_send(links.loader, m);
-  for (const auto& target : links.targets) caf::anon_send(target, m);
+// The coordinator died before it could tell anybody: everyone else goes too.
+void kill_all(const pipeline_links& links) {
+  for (const group_id group : groups_of(links))
+    for (const group_member& m : members_of(links, group))
+      caf::anon_send_exit(m.actor, caf::exit_reason::kill);
 }
 
 }  // namespace
@@ -215,22 +248,39 @@ pipeline_system_config::pipeline_system_config(bool with_network) {
 
 pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts) {
   DFLASH_CHECK(parts.plan && parts.targets.size() == parts.limits.targets &&
-                   parts.trainers.size() == parts.limits.drafters &&
+                   parts.drafters.size() == parts.limits.drafters &&
                    parts.limits.readers == (parts.store || parts.read_hidden ? 1U : 0U) &&
                    parts.targets.empty() == bool(parts.read_hidden) &&
                    parts.limits.batch_bytes == parts.shape.bytes(),
                "parts of a pipeline that do not fit each other");
   caf::scoped_actor self{system};
+  // Who must go if the coordinator dies.
+  std::mutex mutex;
+  std::shared_ptr<const pipeline_links> newest;
+  parts.on_links = [&, tell = std::move(parts.on_links)](const auto& links) {
+    {
+      const std::lock_guard guard(mutex);
+      newest = links;
+    }
+    if (tell) tell(links);
+  };
   builder b(system, parts);
   pipeline_result result;
-  {
-    auto links = b.build(self);
-    start(*links, start_run{links});
-    if (parts.on_started)
-      parts.on_started(
-          [coordinator = links->coordinator] { caf::anon_send(coordinator, stop_request{}); });
-  }
-  self->receive([&](const run_outcome& outcome) { result.outcome = outcome; });
+  newest = b.build(self);
+  const coordinator_actor coordinator = newest->coordinator;
+  self->monitor(coordinator);
+  caf::anon_send(coordinator, start_run{newest});
+  if (parts.on_started)
+    parts.on_started([coordinator] { caf::anon_send(coordinator, stop_request{}); });
+  self->receive([&](const run_outcome& outcome) { result.outcome = outcome; },
+                [&](const caf::down_msg&) {
+                  const std::lock_guard guard(mutex);
+                  kill_all(*newest);
+                  if (newest->metrics) self->wait_for(newest->metrics);  // it writes the totals
+                  result.outcome.steps = b.steps();
+                  result.outcome.saved_step = parts.saved_step;
+                  result.outcome.reason = "coordinator: " + b.registry().failure("coordinator");
+                });
   result.totals = b.totals();
   result.mailboxes = b.registry().rows();
   return result;

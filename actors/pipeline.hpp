@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -10,15 +11,18 @@
 #include <string>
 #include <vector>
 
+#include "actors/drafter_work.hpp"
 #include "actors/hidden_shape.hpp"
 #include "actors/metrics.hpp"
+#include "actors/postprocess.hpp"
+#include "actors/restart_policy.hpp"
+#include "actors/runtime/fault_points.hpp"
 #include "actors/runtime/limits.hpp"
 #include "actors/target_forward.hpp"
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
 #include "data/step_plan.hpp"
 #include "model/captured_states.hpp"
-#include "model/drafter_step.hpp"
 
 namespace dflash {
 
@@ -30,8 +34,9 @@ struct pipeline_parts {
   uint64_t skipped_steps = 0;
   std::vector<uint64_t> dropped;
 
-  std::vector<capture_function> targets;                   // [N]
-  std::vector<std::shared_ptr<drafter_trainer>> trainers;  // [M], equal weights
+  std::vector<capture_function> targets;  // [N]
+  std::vector<drafter_work> drafters;     // [M], equal weights; rank 0 saves
+  std::function<bool(const std::vector<at::Tensor>&)> finite = all_finite;  // of each hand-over
   int64_t target_threads = 1;
   int64_t drafter_threads = 1;
 
@@ -46,7 +51,10 @@ struct pipeline_parts {
   int64_t block_size = 0;
 
   uint64_t save_every = 0;  // steps; 0: only at the end
-  std::function<void(const save_request&, drafter_trainer&)> save;
+
+  restart_options restart;
+  std::chrono::milliseconds stage_deadline{10000};  // of each stage of the shutdown
+  std::chrono::milliseconds stall_floor{60000};     // no commit for less is never a stall
 
   std::filesystem::path metrics_file;
   uint64_t metrics_every = 8;
@@ -54,10 +62,17 @@ struct pipeline_parts {
   loss_terms terms;  // which ones are reported
   bool progress = true;
   std::string run;  // name for the inspector
-  // Called with the inspector before anything starts; publishes it. Empty: no inspector.
+  // Publishes the inspector: before anything starts, and again in each of its later lives. Empty:
+  // no inspector.
   std::function<void(const inspector_actor&)> publish;
   // Called once with a function, safe in any thread, that asks for an orderly stop.
   std::function<void(std::function<void()>)> on_started;
+  // For tests. Called at named places of every actor's work, in its thread; throws to end it.
+  fault_points::function faults;
+  // For tests. Called with all actors at the start and whenever one of them has changed, in the
+  // coordinator's thread. Handles that are kept must go before the actor system does: a detached
+  // actor's thread lives as long as they do.
+  std::function<void(const std::shared_ptr<const pipeline_links>&)> on_links;
 };
 
 struct pipeline_result {
@@ -73,7 +88,8 @@ public:
   explicit pipeline_system_config(bool with_network);
 };
 
-/// Blocks until all actors have ended. Throws what `publish` throws, before anything runs.
+/// Blocks until all actors have ended, or have been given up (outcome.stuck). Throws what `publish`
+/// throws, before anything runs.
 pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts);
 
 }  // namespace dflash

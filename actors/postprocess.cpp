@@ -46,7 +46,7 @@ void return_slot(self_ptr self, const captured& m) {
 
 void keep(postprocess_state& s, const captured& m) {
   if (!s.options.store || m.job.kept || s.options.store->has(m.job.tokens->row)) return;
-  const auto timer = s.options.stages.time(stage::keep);
+  const auto timer = s.stages.time(stage::keep);
   const auto parts = bytes_of(m.hidden->tensors);
   s.options.store->put(m.job.tokens->row, parts);
 }
@@ -73,29 +73,34 @@ void process(self_ptr self, const captured& m) {
   self->adopt_bytes();
   const uint64_t bytes = m.hidden.bytes();
   m.hidden->ready.wait();
-  if (!all_finite(m.hidden->tensors)) {
+  if (!s.options.finite(m.hidden->tensors)) {
     self->stats().release(bytes);
     m.hidden.release();
     return_slot(self, m);
     self->send(s.links->dispatcher, not_finite{m.job});
   } else {
     keep(s, m);
-    delivered report{m.job.tokens->k,
-                     m.job.lane,
-                     visible_bytes(s.options, *m.job.tokens),
-                     s.options.shape.bytes()};
+    self->fault("checked");
+    hidden_batch out;
+    out.tokens = m.job.tokens;
+    out.epoch = m.job.epoch;
+    out.kept = m.job.kept;
+    out.moved_bytes = visible_bytes(s.options, *m.job.tokens);
+    out.whole_bytes = s.options.shape.bytes();
     self->stats().release(bytes);
-    hidden_batch out{m.job.tokens, move_to_drafter(s, m), m.job.epoch};
+    out.hidden = move_to_drafter(s, m);
     return_slot(self, m);
     if (s.options.noise > 0) {
       std::vector<at::Tensor> taps(out.hidden->tensors.begin(),
                                    out.hidden->tensors.begin() + s.options.shape.taps);
       add_noise(taps, s.options.noise, s.options.seed, out.tokens->k);
     }
-    self->send(s.links->dispatcher, report);
-    self->send(s.links->metrics, report);
-    s.options.stages.report(stage::postprocess, now_ns() - began);
+    self->fault("moved");
+    // From here on nothing throws: what the dispatcher takes for delivered reaches the drafter.
+    self->stats().complete();
+    self->send(s.links->dispatcher, delivered{m.job.tokens->k});
     self->send(s.links->drafters.at(m.job.drafter), std::move(out));
+    s.stages.report(stage::postprocess, now_ns() - began);
   }
   self->stats().set_activity(activity::wants_capture);
 }
@@ -146,6 +151,7 @@ postprocess_actor spawn_postprocess(caf::actor_system& system,
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
+              self->state.stages = stage_sink(m.links->profiler);
               self->stats().set_activity(activity::wants_capture);
             },
             [=](const captured& m) { process(self, m); },

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,13 +27,15 @@ struct postprocess_options {
   uint64_t seed = 0;                                      // of the noise
   int64_t window = 0;  // widest of the drafter's layers, tokens; 0: a full one
   int64_t block_size = 0;
-  stage_sink stages;
+  // All values finite? all_finite, but for simulated lanes.
+  std::function<bool(const std::vector<at::Tensor>&)> finite;
 };
 
 struct postprocess_state {
   static inline const char* name = "postprocess";
   postprocess_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
 };
 
 // All values finite? min and max alone decide: NaN spreads to both.

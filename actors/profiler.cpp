@@ -23,6 +23,7 @@ profiler_actor spawn_profiler(caf::actor_system& system,
             },
             [=](const step_done& m) {
               profiler_state& s = self->state;
+              self->stats().complete();
               if ((m.step + 1) % s.options.interval != 0) return;
               fmt::print(
                   s.options.stream, "\nstages, step {}:\n{}\n", m.step + 1, s.profile.table());

@@ -38,11 +38,12 @@ void capture(self_ptr self, const capture_job& job) {
   m.hidden =
       make_tensor_handle(s.options.capture(*job.tokens), s.options.shape.last, std::move(*lease));
   m.capture_ns = now_ns() - began;
+  self->fault("captured");
   DFLASH_CHECK(m.hidden.bytes() == s.options.shape.bytes(),
                "hidden states of another size than the limits count",
                m.hidden.bytes(),
                s.options.shape.bytes());
-  s.options.stages.report(stage::capture, m.capture_ns);
+  s.stages.report(stage::capture, m.capture_ns);
   self->send(s.links->postprocess.at(self->identity().index), std::move(m));
   ask(self);
 }
@@ -64,6 +65,7 @@ target_actor spawn_target(caf::actor_system& system,
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
+              self->state.stages = stage_sink(m.links->profiler);
               ask(self);
             },
             [=](const capture_job& m) { capture(self, m); },

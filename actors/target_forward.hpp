@@ -25,13 +25,13 @@ struct target_options {
   hidden_shape shape;
   std::shared_ptr<slot_pool> slots;
   int64_t threads = 1;
-  stage_sink stages;
 };
 
 struct target_state {
   static inline const char* name = "target_forward";
   target_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
   bool asking = false;
 };
 

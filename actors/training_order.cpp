@@ -51,6 +51,12 @@ bool training_order::own_part_is_done() const {
   return !finished() && !next_k_;
 }
 
+std::vector<uint64_t> training_order::held() const {
+  std::vector<uint64_t> batches;
+  for (const auto& [k, m] : aside_) batches.push_back(k);
+  return batches;
+}
+
 void training_order::committed() {
   open(step_ + 1);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "data/step_plan.hpp"
 #include "messages/messages.hpp"
@@ -29,6 +30,9 @@ public:
   bool finished() const { return step_ >= plan_.total_steps(); }
   uint64_t open_step() const { return step_; }
   size_t waiting() const { return aside_.size(); }
+  // Own batches below are trained; those that wait aside.
+  uint64_t trained_end_k() const { return trained_below_; }
+  std::vector<uint64_t> held() const;
 
 private:
   void open(uint64_t step);

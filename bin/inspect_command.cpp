@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "actors/pipeline.hpp"
+#include "actors/runtime/mailbox_rows.hpp"
 #include "bin/commands.hpp"
 #include "bin/run_folder.hpp"
 #include "config/error.hpp"
@@ -72,34 +73,10 @@ system_report ask(const network_address& address, const std::string& text) {
   return report;
 }
 
-std::vector<mailbox_row> rows_of(const system_report& report) {
-  std::vector<mailbox_row> rows;
-  for (const mailbox_report& m : report.rows) {
-    mailbox_row row;
-    row.actor = m.actor;
-    row.state = m.state + " " + duration_text(std::chrono::nanoseconds(m.state_ns));
-    row.depth = static_cast<uint64_t>(std::max<int64_t>(0, m.depth));
-    row.bytes = m.bytes;
-    row.limit_bytes = m.limit_bytes;
-    row.peak_bytes = m.peak_bytes;
-    if (m.alive_ns > 0)
-      row.messages_per_second =
-          static_cast<double>(m.handled) * 1e9 / static_cast<double>(m.alive_ns);
-    if (m.handled > 0) {
-      row.wait = std::chrono::nanoseconds(m.wait_ns / static_cast<int64_t>(m.handled));
-      row.service = std::chrono::nanoseconds(m.service_ns / static_cast<int64_t>(m.handled));
-    }
-    row.restarts = m.restarts;
-    row.refused = m.refused;
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
 int inspect_run(const std::string& run) {
   const std::string text = address_of(run);
   const system_report report = ask(parse_address(text, run), text);
-  const auto rows = rows_of(report);
+  const auto rows = rows_of(report.rows);
   std::printf("%s  step %llu/%llu  up %s\n%s",
               report.run.c_str(),
               static_cast<unsigned long long>(report.steps),

@@ -8,9 +8,12 @@
 #include <caf/io/all.hpp>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -94,8 +97,7 @@ checkpoint_options checkpoint_options_of(const training_setup& s) {
   return o;
 }
 
-std::function<void(const save_request&, drafter_trainer&)> saver(const training_setup& s,
-                                                                 const run_folder& folder) {
+checkpoint_writer saver(const training_setup& s, const run_folder& folder) {
   checkpoint_state base;
   base.total_steps = s.parts.plan->total_steps();
   base.target_hash = s.model->content_hash();
@@ -120,14 +122,23 @@ std::function<void(const save_request&, drafter_trainer&)> saver(const training_
 std::function<void(const inspector_actor&)> publisher(caf::actor_system& system,
                                                       const network_address& wanted,
                                                       const run_folder& folder) {
-  return [&system, wanted, &folder](const inspector_actor& inspector) {
-    const auto port = system.middleman().publish(inspector, wanted.port, wanted.host.c_str(), true);
+  struct published {
+    inspector_actor inspector;
+    uint16_t port;
+  };
+  auto last = std::make_shared<published>(published{{}, wanted.port});
+  return [&system, wanted, &folder, last](const inspector_actor& inspector) {
+    // In its next life at the same port.
+    if (last->inspector) system.middleman().unpublish(last->inspector, last->port);
+    last->inspector = nullptr;
+    const auto port = system.middleman().publish(inspector, last->port, wanted.host.c_str(), true);
     if (!port)
       throw error(
           fmt::format(
               "cannot listen on {}:{}: {}", wanted.host, wanted.port, system.render(port.error())),
           "net.listen",
           "another process has the port? port 0 takes a free one");
+    *last = {inspector, *port};
     write_file_atomically(folder.address(), fmt::format("{}:{}\n", wanted.host, *port));
   };
 }
@@ -147,6 +158,22 @@ peaks peaks_of(const std::vector<mailbox_report>& mailboxes) {
       p.steering_ns += m.service_ns;
   }
   return p;
+}
+
+// "target_forward 0 2, metrics 1"; empty: nobody was restarted.
+std::string restarts_text(const std::vector<mailbox_report>& mailboxes) {
+  std::string text;
+  for (const mailbox_report& m : mailboxes)
+    if (m.restarts > 0)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", m.actor, m.restarts);
+  return text;
+}
+
+std::vector<std::string> retired_of(const std::vector<mailbox_report>& mailboxes) {
+  std::vector<std::string> names;
+  for (const mailbox_report& m : mailboxes)
+    if (m.state == activity_text(activity::retired)) names.push_back(m.actor);
+  return names;
 }
 
 const char* status_text(run_status status) {
@@ -183,6 +210,16 @@ json_object summary(const training_setup& s, const pipeline_result& result) {
                : 0.0);
   here.add("limit_bytes", s.parts.limits.total_bytes()).add("peak_bytes", p.peak_bytes);
   here.add("refused_messages", p.refused);
+  json_object restarts;
+  uint64_t restarts_in_all = 0;
+  for (const mailbox_report& m : result.mailboxes) {
+    if (m.restarts > 0) restarts.add(m.actor, m.restarts);
+    restarts_in_all += m.restarts;
+  }
+  here.add("restarts", restarts_in_all);
+  if (restarts_in_all > 0) here.add("restarts_of", restarts);
+  if (const auto retired = retired_of(result.mailboxes); !retired.empty())
+    here.add("retired", std::span<const std::string>(retired));
   if (t.batches > 0)
     here.add("actor_layer_us_per_batch",
              static_cast<double>(p.steering_ns) * 1e-3 / static_cast<double>(t.batches));
@@ -196,6 +233,10 @@ int report(const training_setup& s,
            const std::string& resume_command) {
   const run_outcome& outcome = result.outcome;
   write_file_atomically(folder.summary(), summary(s, result).text() + "\n");
+  if (const std::string text = restarts_text(result.mailboxes); !text.empty())
+    fmt::print("restarts: {}\n", text);
+  if (const auto retired = retired_of(result.mailboxes); !retired.empty())
+    fmt::print("retired: {}\n", fmt::join(retired, ", "));
   const std::string checkpoint =
       outcome.saved_step > 0
           ? (folder.checkpoints() / fmt::format("step-{}", outcome.saved_step)).string()
@@ -265,10 +306,19 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
     pipeline_parts parts = setup.parts;
     parts.metrics_file = folder.metrics();
     parts.run = folder.path().string();
-    parts.save = saver(setup, folder);
+    for (size_t i = 0; i < setup.trainers.size(); ++i)
+      parts.drafters.push_back(
+          work_of(setup.trainers[i], i == 0 ? saver(setup, folder) : checkpoint_writer()));
     parts.publish = publisher(system, listen, folder);
     parts.on_started = [&](std::function<void()> stop) { signals.start(std::move(stop)); };
     result = run_pipeline(system, std::move(parts));
+    if (!result.outcome.stuck.empty()) {  // the system would wait for their threads
+      const int code = report(setup, result, folder, resume_command);
+      std::error_code ignored;
+      std::filesystem::remove(folder.address(), ignored);
+      std::fflush(nullptr);
+      ::_exit(code);
+    }
   }
   return report(setup, result, folder, resume_command);
 }

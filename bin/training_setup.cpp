@@ -101,10 +101,10 @@ void make_trainers(training_setup& s) {
   const drafter_weights start = init_drafter(
       s.drafter, c.draft.init, *s.model, c.run.seed, c.draft.norm_scale, c.target.path);
   for (size_t i = 0; i < c.layout.drafters.size(); ++i) {
-    s.parts.trainers.push_back(std::make_shared<drafter_trainer>(
+    s.trainers.push_back(std::make_shared<drafter_trainer>(
         s.drafter, c.loss, c.optim, start, s.model, s.dtype, s.parts.plan->total_steps()));
     if (s.resumed_from.newest)
-      load_checkpoint(*s.resumed_from.newest, s.resumed_from.state, *s.parts.trainers.back());
+      load_checkpoint(*s.resumed_from.newest, s.resumed_from.state, *s.trainers.back());
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "actors/pipeline.hpp"
 #include "config/run_config.hpp"
@@ -17,7 +18,8 @@ namespace dflash {
 
 struct training_setup {
   run_config config;
-  pipeline_parts parts;
+  pipeline_parts parts;  // without drafters: those are made of the trainers
+  std::vector<std::shared_ptr<drafter_trainer>> trainers;  // [M], equal weights
   std::shared_ptr<const target> model;
   drafter_config drafter;
   compute_dtype dtype = compute_dtype::fp32;

@@ -22,7 +22,7 @@ inline uint64_t random_below(uint64_t bits, uint64_t n) {
 
 /// What the numbers are for; streams of different domains never meet. Values are part of what a
 /// seed means: append only.
-enum class random_domain : uint32_t { shuffle, anchors, noise, sampling, init, prefix };
+enum class random_domain : uint32_t { shuffle, anchors, noise, sampling, init, prefix, service };
 
 /// One stream: a plain value. Philox key = seed; counter = (i, domain, key). i < 2^56.
 /// The accessors read the same bits in different ways: use one of them per stream.

@@ -32,8 +32,16 @@ using coordinator_actor = caf::typed_actor<
     caf::reacts_to<step_committed>,
     // a batch adds nothing: goes into the commit record
     caf::reacts_to<batch_dropped>,
+    // too many batches in a row were dropped
+    caf::reacts_to<give_up>,
     // a checkpoint is on disk, or is not
     caf::reacts_to<save_done>,
+    // metrics has written a step: its report need not be kept
+    caf::reacts_to<step_noted>,
+    // to itself: start a group of actors again
+    caf::reacts_to<restart_group>,
+    // to itself: look whether the run stands still
+    caf::reacts_to<watch_tick>,
     // to itself: a stage of the shutdown took too long
     caf::reacts_to<stage_deadline>>;
 
@@ -73,7 +81,9 @@ using dispatcher_actor = caf::typed_actor<
     // a step is committed: forget its batches
     caf::reacts_to<step_done>,
     // hand out nothing from this k on
-    caf::reacts_to<stop_at>>;
+    caf::reacts_to<stop_at>,
+    // credits, lanes that ask, batches in flight, as text
+    caf::replies_to<describe_atom>::with<std::string>>;
 
 // One frozen target on one device: captures the tapped states of a batch. Detached.
 using target_actor = caf::typed_actor<
@@ -112,8 +122,6 @@ using metrics_actor = caf::typed_actor<
     caf::reacts_to<start_run>,
     // sums of one batch
     caf::reacts_to<batch_report>,
-    // bytes moved, and bytes that were not needed, for one batch
-    caf::reacts_to<delivered>,
     // a step is committed
     caf::reacts_to<step_done>,
     // write everything up to this step; answers with the step when it is on disk
@@ -133,7 +141,8 @@ using inspector_actor = caf::typed_actor<
 
 // clang-format on
 
-// Who is who. Shared by all, immutable once sent with start_run; each actor drops it when it ends.
+// Who is who. Shared by all, immutable once sent with start_run; each actor drops it when it ends
+// or gets a newer one. Messages to an invalid handle are dropped.
 struct pipeline_links {
   coordinator_actor coordinator;
   loader_actor loader;

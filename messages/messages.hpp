@@ -20,7 +20,8 @@ struct pipeline_links;  // messages/actors.hpp
 
 // ---- life of the pipeline -----------------------------------------------------------------------
 
-// To every actor once, when all of them exist. Breaks the circle of handles.
+// To every actor when all of them exist, which breaks the circle of handles, and again with a fresh
+// copy whenever one is lost or has been restarted. A handle that is invalid in it is down.
 struct start_run {
   std::shared_ptr<const pipeline_links> links;
 };
@@ -38,21 +39,36 @@ struct stage_deadline {
   uint32_t stage = 0;
 };
 
+// Dispatcher to coordinator: no restart can help, end the run with this reason.
+struct give_up {
+  std::string reason;
+};
+
+// To the coordinator from itself: the back-off of a group of actors is over.
+struct restart_group {
+  uint32_t group = 0;
+};
+
+// To the coordinator from itself: has anything been committed since the last one?
+struct watch_tick {};
+
 enum class run_status { completed, stopped, failed };
 
 // From the coordinator to whoever started the run, last of all.
 struct run_outcome {
   run_status status = run_status::failed;
-  uint64_t steps = 0;       // committed, over the whole run
-  uint64_t saved_step = 0;  // of the newest checkpoint; 0: none
-  std::string reason;       // of a failure: which actor, why
+  uint64_t steps = 0;              // committed, over the whole run
+  uint64_t saved_step = 0;         // of the newest checkpoint; 0: none
+  std::string reason;              // of a failure: which actor, why
+  std::vector<std::string> stuck;  // actors that did not end when asked: their threads still run
 };
 
 // ---- tokens -------------------------------------------------------------------------------------
 
-// Dispatcher to loader: the right to send so many more batches.
+// Dispatcher to loader: the right to send so many more batches. They follow those of the credit
+// before; to a restarted loader first_k says where it goes on.
 struct load_credit {
-  uint32_t epoch = 0;  // of the credit, see credit_ledger
+  uint64_t first_k = 0;
   uint32_t batches = 0;
 };
 
@@ -102,14 +118,14 @@ struct hidden_batch {
   std::shared_ptr<const batch> tokens;
   tensor_handle hidden;
   uint32_t epoch = 0;
+  bool kept = false;         // read from disk
+  uint64_t moved_bytes = 0;  // rows that some anchor sees or the loss needs
+  uint64_t whole_bytes = 0;  // all rows
 };
 
 // Postprocess to dispatcher: batch k is on its way to its drafter.
 struct delivered {
   uint64_t k = 0;
-  uint32_t lane = 0;
-  uint64_t moved_bytes = 0;  // rows that some anchor sees or the loss needs
-  uint64_t whole_bytes = 0;  // all rows
 };
 
 // Postprocess to dispatcher: NaN or infinity in what the producer made.
@@ -130,12 +146,15 @@ struct kept_missing {
 
 // ---- credit -------------------------------------------------------------------------------------
 
-// Drafter to dispatcher, at its start: the limit of its mailbox. Older grants are void.
+// Drafter to dispatcher, at its start and to each new dispatcher: the limit of its mailbox, and
+// what it has of the batches that are not committed. Older grants are void.
 struct room_grant {
   uint32_t consumer = 0;
   uint32_t epoch = 0;
   uint64_t limit_bytes = 0;
   uint32_t limit_batches = 0;
+  uint64_t trained_end_k = 0;  // its own batches below are trained
+  std::vector<uint64_t> held;  // waiting in its mailbox, room taken
 };
 
 // Drafter to dispatcher: batch k is trained and its slot is free.
@@ -170,6 +189,7 @@ struct step_reduced {
 // Coordinator to drafters: all have reduced step s, update now. From here on the step is done.
 struct step_go {
   uint64_t step = 0;
+  uint64_t noted_k = 0;  // metrics has written the batches below: their reports may be forgotten
 };
 
 // Drafter to coordinator: weights are updated.
@@ -196,14 +216,23 @@ struct step_done {
 
 // ---- seeing -------------------------------------------------------------------------------------
 
-// Drafter to metrics: sums of one batch.
+// Drafter to metrics: sums of one batch. Kept until metrics has written its step; sent again to a
+// restarted metrics.
 struct batch_report {
   uint64_t k = 0;
   uint32_t drafter = 0;
+  bool kept = false;  // as in hidden_batch
+  uint64_t moved_bytes = 0;
+  uint64_t whole_bytes = 0;
   int64_t tokens = 0;     // of real documents
   bool measured = false;  // accuracies too
   bool dropped = false;
   std::shared_ptr<const step_sums> sums;
+};
+
+// Metrics to coordinator: the line of step s is written.
+struct step_noted {
+  uint64_t step = 0;
 };
 
 // To metrics: write out everything up to step s, then answer.

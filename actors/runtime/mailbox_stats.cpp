@@ -40,6 +40,10 @@ const char* activity_text(activity what) {
       return "waiting for the commit";
     case activity::ended:
       return "ended";
+    case activity::restarting:
+      return "died, restarts soon";
+    case activity::retired:
+      return "retired";
     case activity::count:
       break;
   }
@@ -49,10 +53,29 @@ const char* activity_text(activity what) {
 mailbox_stats::mailbox_stats(std::string actor_name, uint64_t limit)
     : name(std::move(actor_name)),
       limit_bytes(limit),
+      restarts(0),
       born_ns_(now_ns()),
       activity_since_(born_ns_) {}
 
+mailbox_stats::mailbox_stats(const mailbox_stats& before)
+    : name(before.name),
+      limit_bytes(before.limit_bytes),
+      restarts(before.restarts + 1),
+      born_ns_(before.born_ns_),
+      peak_depth_(before.peak_depth_.load(relaxed)),
+      peak_bytes_(before.peak_bytes()),
+      handled_(before.handled()),
+      refused_(before.refused()),
+      completed_(before.completed()),
+      start_sum_(static_cast<uint64_t>(before.row().wait_ns)),
+      service_ns_(before.service_ns()),
+      activity_since_(now_ns()) {
+  for (size_t i = 0; i < spent_.size(); ++i)
+    spent_[i].store(before.spent_ns(static_cast<activity>(i)), relaxed);
+}
+
 bool mailbox_stats::arrive(uint64_t bytes) {
+  if (closed_.load(relaxed)) return true;
   if (bytes > 0) {
     const uint64_t held = bytes_.fetch_add(bytes, relaxed) + bytes;
     if (limit_bytes > 0 && held > limit_bytes) {
@@ -96,7 +119,7 @@ void mailbox_stats::set_activity(activity what) {
 
 int64_t mailbox_stats::spent_ns(activity what) const {
   const int64_t booked = spent_[static_cast<size_t>(what)].load(relaxed);
-  if (current() != what) return booked;
+  if (activity_.load(relaxed) != what) return booked;
   return booked + std::max<int64_t>(0, now_ns() - activity_since_.load(relaxed));
 }
 
@@ -121,15 +144,18 @@ mailbox_report mailbox_stats::row() const {
   r.wait_ns = std::max<int64_t>(0, static_cast<int64_t>(waited));
   r.service_ns = service_ns();
   r.alive_ns = now - born_ns_;
-  r.restarts = restarts.load(relaxed);
+  r.restarts = restarts;
   return r;
 }
 
 std::shared_ptr<mailbox_stats> mailbox_registry::add(std::string name, uint64_t limit_bytes) {
-  auto stats = std::make_shared<mailbox_stats>(std::move(name), limit_bytes);
   const std::lock_guard guard(mutex_);
-  stats_.push_back(stats);
-  return stats;
+  for (auto& known : stats_)
+    if (known->name == name) {
+      failures_.erase(name);
+      return known = std::make_shared<mailbox_stats>(*known);
+    }
+  return stats_.emplace_back(std::make_shared<mailbox_stats>(std::move(name), limit_bytes));
 }
 
 std::vector<std::shared_ptr<const mailbox_stats>> mailbox_registry::all() const {
@@ -143,16 +169,34 @@ std::vector<mailbox_report> mailbox_registry::rows() const {
   return rows;
 }
 
+uint64_t mailbox_registry::restarts() const {
+  uint64_t sum = 0;
+  for (const auto& stats : all()) sum += stats->restarts;
+  return sum;
+}
+
+void mailbox_registry::bury(const std::string& name, activity what) {
+  const std::lock_guard guard(mutex_);
+  for (const auto& stats : stats_)
+    if (stats->name == name) stats->bury(what);
+}
+
+uint64_t mailbox_registry::completed(const std::string& name) const {
+  const std::lock_guard guard(mutex_);
+  for (const auto& stats : stats_)
+    if (stats->name == name) return stats->completed();
+  return 0;
+}
+
 void mailbox_registry::set_failure(const std::string& name, std::string text) {
   const std::lock_guard guard(mutex_);
-  failures_.emplace_back(name, std::move(text));
+  failures_.insert_or_assign(name, std::move(text));
 }
 
 std::string mailbox_registry::failure(const std::string& name) const {
   const std::lock_guard guard(mutex_);
-  for (const auto& [who, text] : failures_)
-    if (who == name) return text;
-  return {};
+  const auto found = failures_.find(name);
+  return found == failures_.end() ? std::string() : found->second;
 }
 
 }  // namespace dflash

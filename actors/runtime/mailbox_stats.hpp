@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,6 +29,8 @@ enum class activity : uint8_t {
   wants_peers,    // drafter: for the gradients of the others
   wants_go,       // drafter: for the coordinator
   ended,
+  restarting,  // died, waits out its back-off
+  retired,     // kept failing
   count
 };
 const char* activity_text(activity what);
@@ -41,45 +44,65 @@ inline int64_t now_ns() {
 class mailbox_stats {
 public:
   explicit mailbox_stats(std::string actor_name, uint64_t limit_bytes = 0);
+  // Of the next life of an actor that died: its figures go on, but nothing waits here. What is
+  // still sent to the dead one counts in `before`, which nobody looks at any more.
+  explicit mailbox_stats(const mailbox_stats& before);
+  mailbox_stats& operator=(const mailbox_stats&) = delete;
 
   const std::string name;
   const uint64_t limit_bytes;  // 0: no tensors come here
 
   // Any thread. Counts a message in; false: its bytes would pass the limit, it was counted as
-  // refused.
+  // refused. Nothing is counted once the actor has ended.
   bool arrive(uint64_t bytes);
+  void close() { closed_.store(true, std::memory_order_relaxed); }
   // Owner. Service begins; ends (a skipped message stays in the mailbox).
   void begin();
   void end(int64_t began_ns, bool skipped);
   // Owner. Bytes that came with a message are not held any more.
   void release(uint64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
 
+  // Once the actor is dead: as registry's.
+  void bury(activity what) { buried_.store(what, std::memory_order_relaxed); }
   // Owner. Time since the last change is booked on the activity that ends.
   void set_activity(activity what);
   // Any thread.
-  activity current() const { return activity_.load(std::memory_order_relaxed); }
+  activity current() const {
+    const activity buried = buried_.load(std::memory_order_relaxed);
+    return buried != activity::count ? buried : activity_.load(std::memory_order_relaxed);
+  }
   // Booked time plus what the present activity has lasted so far.
   int64_t spent_ns(activity what) const;
 
-  int64_t depth() const { return depth_.load(std::memory_order_relaxed); }
-  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+  int64_t depth() const { return is_dead() ? 0 : depth_.load(std::memory_order_relaxed); }
+  uint64_t bytes() const { return is_dead() ? 0 : bytes_.load(std::memory_order_relaxed); }
+  bool is_retired() const { return current() == activity::retired; }
   uint64_t peak_bytes() const { return peak_bytes_.load(std::memory_order_relaxed); }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+  // Any thread. A unit of the actor's own work is done: a batch handed on, a step written.
+  void complete() { completed_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t completed() const { return completed_.load(std::memory_order_relaxed); }
+
   uint64_t handled() const { return handled_.load(std::memory_order_relaxed); }
   int64_t service_ns() const { return service_ns_.load(std::memory_order_relaxed); }
   mailbox_report row() const;
 
-  std::atomic<uint32_t> restarts{0};
+  const uint32_t restarts;
 
 private:
+  bool is_dead() const { return buried_.load(std::memory_order_relaxed) != activity::count; }
+
   const int64_t born_ns_;
   std::atomic<int64_t> depth_{0}, peak_depth_{0};
   std::atomic<uint64_t> bytes_{0}, peak_bytes_{0};
   std::atomic<uint64_t> arrived_{0}, started_{0}, handled_{0}, refused_{0};
+  std::atomic<uint64_t> completed_{0};
   // Sums of the moments of arrival and of service; their difference is the time that messages
   // waited, in whatever order they were served. Wraps, which the difference survives.
   std::atomic<uint64_t> arrival_sum_{0}, start_sum_{0};
   std::atomic<int64_t> service_ns_{0};
+  std::atomic<bool> closed_{false};
+  std::atomic<activity> buried_{activity::count};  // count: not dead
   std::atomic<activity> activity_{activity::starting};
   std::atomic<int64_t> activity_since_;
   std::array<std::atomic<int64_t>, static_cast<size_t>(activity::count)> spent_{};
@@ -89,18 +112,24 @@ private:
 // visible.
 class mailbox_registry {
 public:
+  // A name that is there already begins its next life.
   std::shared_ptr<mailbox_stats> add(std::string name, uint64_t limit_bytes = 0);
   std::vector<std::shared_ptr<const mailbox_stats>> all() const;
   std::vector<mailbox_report> rows() const;
+  // Of all actors together.
+  uint64_t restarts() const;
+  // An actor that is dead: what it waits for; what lay in its mailbox is in flight no more.
+  void bury(const std::string& name, activity what);
+  uint64_t completed(const std::string& name) const;
 
-  // Why an actor ended by an exception, by its name; empty: it did not.
+  // Why an actor ended by an exception, by its name; empty: it did not. The newest reason counts.
   void set_failure(const std::string& name, std::string text);
   std::string failure(const std::string& name) const;
 
 private:
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<mailbox_stats>> stats_;
-  std::vector<std::pair<std::string, std::string>> failures_;
+  std::map<std::string, std::string> failures_;  // by name
 };
 
 }  // namespace dflash

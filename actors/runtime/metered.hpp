@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 
+#include "actors/runtime/fault_points.hpp"
 #include "actors/runtime/mailbox_stats.hpp"
 #include "actors/runtime/message_bytes.hpp"
 #include "messages/actors.hpp"
@@ -26,13 +27,15 @@ struct actor_identity {
   std::shared_ptr<mailbox_registry> registry;
   std::shared_ptr<mailbox_stats> stats;
   uint32_t index = 0;  // among its kind
+  fault_points faults = {};
 };
 
 inline actor_identity identify(const std::shared_ptr<mailbox_registry>& registry,
                                std::string name,
                                uint32_t index = 0,
-                               uint64_t limit_bytes = 0) {
-  return {registry, registry->add(std::move(name), limit_bytes), index};
+                               uint64_t limit_bytes = 0,
+                               fault_points faults = {}) {
+  return {registry, registry->add(std::move(name), limit_bytes), index, std::move(faults)};
 }
 
 template <class Base>
@@ -71,9 +74,22 @@ public:
       stats->end(began, skipped);
       if (!skipped && !adopted_) stats->release(bytes);
     });
+    this->current_mailbox_element(&element);  // an exception is answered to its sender
+    fault("message");
     result = Base::consume(element);
     return result;
   }
+
+  // Before the mailbox is emptied: what senders see of that is not counted any more.
+  bool cleanup(caf::error&& reason, caf::execution_unit* host) override {
+    const auto stats = identity_.stats;
+    stats->close();
+    stats->set_activity(activity::ended);
+    return Base::cleanup(std::move(reason), host);
+  }
+
+  // A named place where a test may end this actor.
+  void fault(const char* point) const { identity_.faults.pass(identity_.stats->name, point); }
 
   // In a handler: the bytes of this message stay here after it; stats().release() when they go.
   void adopt_bytes() { adopted_ = true; }
@@ -101,7 +117,6 @@ public:
 
   behavior_type make_behavior() override {
     const actor_identity& me = this->identity();
-    this->attach_functor([stats = me.stats] { stats->set_activity(activity::ended); });
     this->set_exception_handler([me](std::exception_ptr& thrown) -> caf::error {
       std::string text = "unknown exception";
       try {

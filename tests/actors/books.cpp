@@ -34,7 +34,7 @@ dispatch_book book_of(uint32_t targets, uint32_t drafters, uint64_t end_k = 100)
 }
 
 void open(dispatch_book& book, uint32_t consumer, uint32_t batches, uint32_t epoch = 1) {
-  book.granted({consumer, epoch, batches * bytes, batches});
+  book.granted({consumer, epoch, batches * bytes, batches, 0, {}});
 }
 
 void load(dispatch_book& book, uint64_t from, uint64_t to, bool kept = false) {
@@ -143,19 +143,19 @@ TEST_CASE("dispatch: a full drafter holds later batches back, training makes roo
 
 TEST_CASE("dispatch: the loader reads ahead within its credit") {
   auto book = book_of(1, 1, 6);
-  CHECK(book.take_load_credit() == 4);
-  CHECK(book.take_load_credit() == 0);
+  CHECK(book.take_load_credit().batches == 4);
+  CHECK(book.take_load_credit().batches == 0);
   open(book, 0, 9);
   load(book, 0, 4);
   book.lane_asks(0);
   book.take_jobs();
-  CHECK(book.take_load_credit() == 1);
+  CHECK(book.take_load_credit().batches == 1);
   load(book, 4, 5);
   book.lane_asks(0);
   book.take_jobs();
   book.lane_asks(0);
   book.take_jobs();
-  CHECK(book.take_load_credit() == 1);  // the run has six batches
+  CHECK(book.take_load_credit().batches == 1);  // the run has six batches
 }
 
 TEST_CASE("dispatch: kept states go to the reader and occupy no target") {
@@ -180,6 +180,81 @@ TEST_CASE("dispatch: kept states go to the reader and occupy no target") {
     CHECK(ks(again) == std::vector<uint64_t>{0});
     CHECK_FALSE(again[0].kept);
     CHECK(book.ledger().reserved_batches(0) == 2);
+  }
+}
+
+TEST_CASE("dispatch: a lost lane's batches go back to the pool and keep their room") {
+  auto book = book_of(2, 1);
+  open(book, 0, 9);
+  load(book, 0, 5);
+  book.lane_asks(0);
+  book.lane_asks(1);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{0, 1});
+  book.lane_asks(0);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{2});
+  book.lane_asks(0);
+  book.delivered_to_drafter(0);
+  book.stop_at(3);
+  book.lane_lost(0);  // it has delivered 0, had 2, and asked for more
+  CHECK(book.take_jobs().empty());
+  CHECK(book.ledger().reserved_batches(0) == 3);
+  book.lane_asks(1);
+  const auto jobs = book.take_jobs();
+  CHECK(ks(jobs) == std::vector<uint64_t>{2});
+  CHECK(jobs[0].lane == 1);
+  CHECK(jobs[0].attempt == 0);
+  book.lane_lost(0);
+  book.lane_asks(1);
+  CHECK(book.take_jobs().empty());  // 2 is the other lane's now
+  CHECK(book.ledger().reserved_batches(0) == 3);
+}
+
+TEST_CASE("dispatch: a new loader goes on where the old one was") {
+  auto book = book_of(1, 1, 6);
+  CHECK(book.open_load_credit().batches == 0);
+  book.take_load_credit();
+  load(book, 0, 3);
+  CHECK(book.open_load_credit().first_k == 3);
+  CHECK(book.open_load_credit().batches == 1);
+  open(book, 0, 9);
+  book.lane_asks(0);
+  book.take_jobs();
+  const load_credit more = book.take_load_credit();
+  CHECK(more.first_k == 4);
+  CHECK(more.batches == 1);
+  CHECK(book.open_load_credit().batches == 2);
+}
+
+TEST_CASE("dispatch: a restarted one learns from the drafters what they have") {
+  dispatch_options o;
+  o.first_k = 4;  // the open step is [4, 10)
+  o.end_k = 20;
+  o.drafters = 2;
+  o.batch_bytes = bytes;
+  dispatch_book book(o);
+  for (int i = 0; i < 3; ++i) book.lane_asks(0);
+  load(book, 4, 12);
+  CHECK(book.take_jobs().empty());             // nobody has reported
+  book.granted({0, 2, 3 * bytes, 3, 7, {8}});  // has trained 4 and 6, holds 8
+  CHECK(book.ledger().reserved_batches(0) == 1);
+  CHECK(book.take_jobs().empty());
+  book.granted({1, 2, 3 * bytes, 3, 5, {5, 9}});
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{7});
+  book.lane_asks(0);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{10});
+  CHECK_FALSE(book.trained({1, 1, 5}));  // an old grant
+  for (const uint64_t k : {5, 7, 9}) CHECK(book.trained({1, 2, k}));
+  CHECK(book.trained({0, 2, 8}));
+  book.committed(10);
+  CHECK(book.in_flight() == 1);
+
+  SECTION("a commit that it hears of first") {
+    dispatch_book late(o);
+    late.committed(10);
+    load(late, 4, 12);
+    late.lane_asks(0);
+    late.granted({0, 2, 3 * bytes, 3, 10, {}});
+    CHECK(ks(late.take_jobs()) == std::vector<uint64_t>{10});
   }
 }
 

@@ -137,3 +137,30 @@ TEST_CASE("time is booked on the activity that it was spent in") {
   CHECK(stats.current() == activity::wants_job);
   CHECK(stats.spent_ns(activity::wants_slot) == 0);
 }
+
+TEST_CASE("a next life goes on with the figures; what is sent to the dead counts nowhere") {
+  mailbox_registry registry;
+  const auto first = registry.add("postprocess 0", 200);
+  CHECK(first->arrive(150));
+  first->begin();
+  first->end(now_ns(), false);
+  first->complete();
+  registry.set_failure("postprocess 0", "old news");
+  registry.bury("postprocess 0", activity::restarting);
+  CHECK(registry.rows().at(0).bytes == 0);
+  CHECK(registry.rows().at(0).state == activity_text(activity::restarting));
+  const auto second = registry.add("postprocess 0", 200);
+  first->arrive(40);
+  const mailbox_report row = registry.rows().at(0);
+  CHECK(registry.rows().size() == 1);
+  CHECK(row.restarts == 1);
+  CHECK(row.bytes == 0);
+  CHECK(row.depth == 0);
+  CHECK(row.peak_bytes == 150);
+  CHECK(row.handled == 1);
+  CHECK(row.limit_bytes == 200);
+  CHECK(registry.completed("postprocess 0") == 1);
+  CHECK(registry.restarts() == 1);
+  CHECK(registry.failure("postprocess 0").empty());
+  CHECK(second->arrive(200));  // the whole limit is free
+}

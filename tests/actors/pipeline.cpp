@@ -1,7 +1,6 @@
 // The whole pipeline on a tiny random target: bits, bytes, resume, kept hidden states, failures.
 #include "actors/pipeline.hpp"
 
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 
 #include <atomic>
@@ -15,155 +14,10 @@
 
 #include "actors/postprocess.hpp"
 #include "config/error.hpp"
-#include "model/checkpoint.hpp"
-#include "tests/model/decode_fixture.hpp"
+#include "tests/actors/training_fixture.hpp"
 
 using namespace dflash;
-namespace fs = std::filesystem;
-
-namespace {
-
-constexpr int64_t row_tokens = 24, anchors = 4, documents = 11;
-
-token_documents text() {
-  token_documents all;
-  for (int64_t d = 0; d < documents; ++d) {
-    const auto ids = decode_test::tiny_prompt(13 + d % 4, d);
-    std::vector<uint8_t> mask(ids.size(), 1);
-    std::fill(mask.begin(), mask.begin() + 4, 0);
-    all.append(ids, mask);
-  }
-  return all;
-}
-
-// 20 steps over a few epochs by default.
-struct layout {
-  uint32_t targets = 1, drafters = 1;
-  uint64_t steps = 20;
-  int64_t accumulation = 1;
-  double noise = 0;
-  bool kl = false;
-  bool read = false;  // captured states instead of targets
-  uint64_t keep_bytes = 0;
-  uint64_t budget = 0;
-  uint64_t save_every = 0;
-};
-
-class training {
-public:
-  explicit training(layout l, fs::path folder = {}) : layout_(l), folder_(std::move(folder)) {
-    static const auto shared = decode_test::tiny_target();
-    model_ = shared;
-    config_ = decode_test::tiny_drafter_config(4);
-    parts_.source = std::make_shared<const batch_source>(token_set(text()), row_tokens, anchors, 3);
-    parts_.plan.emplace(parts_.source->rows(), 1, l.drafters, l.accumulation, l.steps);
-    parts_.shape = {row_tokens, 32, 2, l.kl, at::kFloat};
-    parts_.limits = derive_limits(
-        l.targets, l.keep_bytes > 0 || l.read ? 1 : 0, l.drafters, parts_.shape.bytes(), l.budget);
-    parts_.noise = l.noise;
-    parts_.seed = 3;
-    parts_.block_size = 4;
-    parts_.metrics_every = 2;
-    parts_.progress = false;
-    if (l.kl) parts_.terms.of(kernel::loss_term::kl) = 0.5;
-    parts_.save_every = l.save_every;
-    if (!folder_.empty()) parts_.metrics_file = folder_ / "metrics.jsonl";
-    if (l.keep_bytes > 0)
-      parts_.store = std::make_shared<hidden_store>(
-          folder_ / "kept", parts_.shape.bytes(), parts_.source->rows(), l.keep_bytes, "x");
-    loss_section loss;
-    if (l.kl) loss.terms = {{"ce", 0.5}, {"kl", 0.5}};
-    optim_section optim;
-    optim.accumulation = l.accumulation;
-    for (uint32_t i = 0; i < l.drafters; ++i)
-      parts_.trainers.push_back(
-          std::make_shared<drafter_trainer>(config_,
-                                            loss,
-                                            optim,
-                                            decode_test::tiny_drafter(config_),
-                                            model_,
-                                            compute_dtype::fp32,
-                                            parts_.plan->total_steps()));
-    for (uint32_t i = 0; i < l.targets; ++i) parts_.targets.push_back(capture());
-    if (l.read)
-      parts_.read_hidden = [make = capture()](const batch& b, std::vector<at::Tensor>& into) {
-        into = make(b);
-      };
-    parts_.save = [this](const save_request& r, drafter_trainer& t) { save(r, t); };
-  }
-
-  capture_function capture() {
-    return [this](const batch& b) {
-      auto c = model_->capture(b.input_ids, b.doc_offsets, config_.taps, layout_.kl);
-      if (layout_.kl) c.taps.push_back(c.last_hidden);
-      return c.taps;
-    };
-  }
-
-  void resume() {
-    const checkpoint_scan scan = find_checkpoint(folder_ / "checkpoints");
-    REQUIRE(scan.newest);
-    for (auto& trainer : parts_.trainers) load_checkpoint(*scan.newest, scan.state, *trainer);
-    parts_.first_step = parts_.saved_step = scan.state.steps;
-    truncate_after(parts_.metrics_file, scan.state.steps);
-  }
-
-  pipeline_result run() {
-    pipeline_system_config config(false);
-    caf::actor_system system(config);
-    auto result = run_pipeline(system, parts_);
-    uint64_t peak = 0;
-    for (const mailbox_report& m : result.mailboxes) {
-      INFO(m.actor);
-      CHECK(m.refused == 0);
-      if (m.limit_bytes > 0) CHECK(m.peak_bytes <= m.limit_bytes);
-      // What a stopped run had in flight is thrown away with it.
-      if (result.outcome.status == run_status::completed) CHECK(m.bytes == 0);
-      peak += m.peak_bytes;
-    }
-    CHECK(peak <= parts_.limits.total_bytes());
-    return result;
-  }
-
-  pipeline_parts& parts() { return parts_; }
-  const at::Tensor& weights(size_t drafter = 0) const {
-    return parts_.trainers.at(drafter)->flat_masters();
-  }
-
-private:
-  void save(const save_request& r, drafter_trainer& t) {
-    if (folder_.empty()) return;
-    checkpoint_state state;
-    state.steps = r.steps;
-    state.next_k = r.next_k;
-    state.total_steps = parts_.plan->total_steps();
-    save_checkpoint(folder_ / "checkpoints", state, t, {"", at::kFloat, {}, 2});
-  }
-
-  layout layout_;
-  fs::path folder_;
-  std::shared_ptr<const target> model_;
-  drafter_config config_;
-  pipeline_parts parts_;
-};
-
-void completes(training& t) {
-  const auto result = t.run();
-  INFO(result.outcome.reason);
-  REQUIRE(result.outcome.status == run_status::completed);
-  CHECK(result.outcome.steps == t.parts().plan->total_steps());
-}
-
-// metrics.jsonl without times.
-std::vector<std::string> fixed_lines(const fs::path& folder) {
-  std::ifstream in(folder / "metrics.jsonl");
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);)
-    lines.push_back(line.substr(0, line.find("\"time\"")));
-  return lines;
-}
-
-}  // namespace
+using namespace dflash::pipeline_test;
 
 TEST_CASE("weights after 20 steps are the same bits for 1, 2 and 3 targets") {
   for (const uint32_t drafters : {1U, 2U}) {
@@ -203,16 +57,15 @@ TEST_CASE("10 steps and 10 resumed ones equal 20, weights and metrics") {
   completes(straight);
 
   training first({.drafters = 2, .noise = 0.1, .save_every = 10}, parts.path());
-  std::atomic<int> captures{0};
-  first.parts().targets[0] = [&, capture = first.capture()](const batch& b) {
-    if (++captures == 36)  // at most six batches ahead of the training
-      throw std::runtime_error("a fault after step 14");
-    return capture(b);
+  first.parts().drafters[1].accumulate = [inner = first.parts().drafters[1].accumulate](
+                                             const drafter_input& input, bool measured) {
+    if (input.tokens->k >= 29) throw std::runtime_error("a fault after step 14");
+    return inner(input, measured);
   };
   const auto failed = first.run();
   CHECK(failed.outcome.status == run_status::failed);
   CHECK(failed.outcome.saved_step == 10);
-  CHECK(failed.outcome.reason == "target_forward 0: a fault after step 14");
+  CHECK(failed.outcome.reason == "drafter_train 1: a fault after step 14");
 
   training second({.targets = 2, .drafters = 2, .noise = 0.1, .save_every = 10}, parts.path());
   second.resume();
@@ -346,14 +199,14 @@ TEST_CASE("a stop finishes the open step, saves and ends in order") {
 
 TEST_CASE("a checkpoint that cannot be written leaves training alone until the end") {
   training t({.steps = 6, .save_every = 2});
-  t.parts().save = [](const save_request& r, drafter_trainer&) {
+  t.parts().drafters[0].save = [](const save_request& r) {
     if (r.steps < 6) throw std::runtime_error("disk full");
   };
   const auto result = t.run();
   CHECK(result.outcome.status == run_status::completed);
   CHECK(result.outcome.saved_step == 6);
   training last({.steps = 6});
-  last.parts().save = [](const save_request&, drafter_trainer&) {
+  last.parts().drafters[0].save = [](const save_request&) {
     throw std::runtime_error("disk full");
   };
   const auto failed = last.run();

@@ -1,0 +1,95 @@
+#include "actors/sim_lanes.hpp"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "config/error.hpp"
+#include "data/random.hpp"
+
+namespace dflash {
+
+namespace {
+
+// The kernel may wake a thread 50 us late unless it is told not to.
+void sleep_for(double seconds) {
+  if (seconds <= 0) return;
+  ::prctl(PR_SET_TIMERSLACK, 1UL);
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+double service_time::of(uint64_t k) const {
+  if (!exponential) return seconds;
+  const random_stream stream{seed, random_domain::service, k};
+  return -seconds * std::log1p(-stream.uniform(0));
+}
+
+std::vector<at::Tensor> reserved_hidden(const hidden_shape& shape) {
+  const size_t bytes = shape.bytes();
+  void* const at =
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED)
+    throw error(std::string("no address space for hidden states of a simulated lane: ") +
+                    std::strerror(errno),
+                std::to_string(bytes) + " bytes",
+                "fewer lanes or smaller rows; `ulimit -v` may be in the way");
+  const std::shared_ptr<void> mapping(at, [bytes](void* p) { ::munmap(p, bytes); });
+  std::vector<at::Tensor> tensors;
+  const size_t one = bytes / static_cast<size_t>(shape.tensors());
+  for (int64_t i = 0; i < shape.tensors(); ++i)
+    tensors.push_back(at::from_blob(
+        static_cast<char*>(at) + static_cast<size_t>(i) * one,
+        {shape.row_tokens, shape.width},
+        [mapping](void*) {},
+        at::TensorOptions().dtype(shape.dtype)));
+  return tensors;
+}
+
+capture_function sim_capture(service_time service, hidden_shape shape) {
+  return [service, shape](const batch& b) {
+    sleep_for(service.of(b.k));
+    return reserved_hidden(shape);
+  };
+}
+
+std::function<bool(const std::vector<at::Tensor>&)> sim_hand_over(service_time service) {
+  auto number = std::make_shared<std::atomic<uint64_t>>(0);
+  return [service, number](const std::vector<at::Tensor>&) {
+    sleep_for(service.of(number->fetch_add(1)));
+    return true;
+  };
+}
+
+drafter_work sim_drafter(service_time batch,
+                         service_time update,
+                         std::function<void(uint64_t)> on_update) {
+  drafter_work work;
+  auto gradient = std::make_shared<at::Tensor>(at::zeros({1}));
+  work.accumulate = [batch](const drafter_input& input, bool) {
+    sleep_for(batch.of(input.tokens->k));
+    step_sums sums;
+    sums.weight_sum = 1;
+    return sums;
+  };
+  work.gradient = [gradient]() -> const at::Tensor& { return *gradient; };
+  work.update = [update, done = std::move(on_update)](const at::Tensor&, double, uint64_t step) {
+    sleep_for(update.of(step));
+    if (done) done(step);
+    return update_report{};
+  };
+  return work;
+}
+
+}  // namespace dflash
