@@ -74,6 +74,7 @@ public:
       stats->end(began, skipped);
       if (!skipped && !adopted_) stats->release(bytes);
     });
+    this->current_mailbox_element(&element);  // an exception is answered to its sender
     fault("message");
     result = Base::consume(element);
     return result;
