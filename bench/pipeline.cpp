@@ -61,9 +61,14 @@ times times_of(const setting& s) {
   return {unit, unit * step / 1.1, unit * step * 0.1 / 1.1};
 }
 
+// A step waits for the slowest of its M drafters: of M exponential times the largest is on average
+// 1 + 1/2 + ... + 1/M means.
 double bound_of(const setting& s, const times& t) {
+  double slowest = t.batch;
+  if (s.exponential)
+    for (uint32_t m = 2; m <= s.drafters; ++m) slowest += t.batch / m;
   const double targets = s.targets / std::max(t.target, t.target * s.postprocess);
-  return std::min(targets, s.drafters / (t.batch + t.update));
+  return std::min(targets, s.drafters / (slowest + t.update));
 }
 
 std::shared_ptr<const batch_source> make_source() {
