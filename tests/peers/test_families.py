@@ -1,5 +1,6 @@
 """Targets of every family, built by transformers at sizes of their own, against what transformers computes in fp32 (label peers)."""
 
+import copy
 import importlib.util
 import os
 import subprocess
@@ -76,6 +77,21 @@ def error(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
+def rounding(model, documents, states):
+    """How far fp32 takes transformers itself from the same model in fp64; 0 for models with experts, which it cannot run in fp64."""
+    if getattr(model.config.get_text_config(), "num_experts", None):
+        return 0.0
+    layers, logits = make.states_of(copy.deepcopy(model).double(), documents)
+    return max(error(found.double(), exact.double()) for found, exact in zip(states, [*layers, logits], strict=True))
+
+
+def bound(config, own):
+    """1e-5; more where transformers' own rounding is larger than a third of it: two ways of adding up may differ by both roundings. Its
+    gated delta rule computes in fp32 whatever the model's type is, and its two forms differ by 3.1e-5 on such models."""
+    linear = "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or [])
+    return 5e-5 if linear else max(1e-5, 3 * own)
+
+
 class Families(FolderTest):
     def test_taps_and_logits_of_every_family_equal_those_of_transformers(self):
         self.assertTrue(os.path.exists(DUMP), "build the target peers_target_dump first: tests/peers/run does")
@@ -88,15 +104,16 @@ class Families(FolderTest):
                 model = model_class(config).eval()
                 make.randomise(model, stored)
                 layers, logits = make.states_of(model, documents)
+                own = rounding(model, documents, [*layers, logits])
                 folder = self.path(f"model{i}")
                 make.save(model, folder, stored, "300KB")
                 subprocess.run([DUMP, folder, self.path("in"), self.path("out")], check=True)
                 found = load_file(self.path("out"))
                 worst = max(error(found[f"tap.{j}"], expected) for j, expected in enumerate(layers))
                 worst = max(worst, error(found["logits"], logits))
-                print(f"{name}: largest error {worst:.2e}")
+                print(f"{name}: largest error {worst:.2e}, transformers' own {own:.2e}")
                 self.assertEqual(len([key for key in found if key.startswith("tap.")]), len(layers))
-                self.assertLess(worst, 1e-5)
+                self.assertLess(worst, bound(config, own))
 
 
 if __name__ == "__main__":
