@@ -1,0 +1,64 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "actors/coordinator_parts.hpp"
+#include "actors/runtime/mailbox_rows.hpp"
+#include "observe/format.hpp"
+
+namespace dflash::coordination {
+
+constexpr std::chrono::seconds describe_timeout{2};
+constexpr uint32_t ticks_to_stall = 8;
+
+// From the first commit on, counted in ticks: a process that was stopped and goes on has had one.
+void note_commit(self_ptr self) {
+  coordinator_state& s = self->state;
+  const int64_t now = now_ns();
+  const int64_t before = std::exchange(s.last_commit_ns, now);
+  if (before > 0)
+    s.slowest_step_ns = std::max(s.slowest_step_ns, now - before);
+  else
+    self->delayed_send(self, s.stall_limit() / ticks_to_stall, watch_tick{});
+}
+
+namespace {
+
+// The table of all actors to the log, then the end.
+void on_stall(self_ptr self) {
+  coordinator_state& s = self->state;
+  const auto conclude_with = [self](const std::string& credits) {
+    coordinator_state& state = self->state;
+    const auto limit = duration_text(state.stall_limit());
+    const auto rows = rows_of(self->identity().registry->rows());
+    spdlog::error(
+        "nothing was committed for {}; all actors:\n{}{}", limit, mailbox_table(rows), credits);
+    shut_down(self,
+              run_status::failed,
+              fmt::format("nothing was committed for {}, the slowest step before took {}; the log "
+                          "has the table of all actors",
+                          limit,
+                          duration_text(std::chrono::nanoseconds(state.slowest_step_ns))));
+  };
+  self->request(s.links->dispatcher, caf::duration{describe_timeout}, describe_atom_v)
+      .then(conclude_with, [=](const caf::error&) { conclude_with("the dispatcher is stuck\n"); });
+}
+
+}  // namespace
+
+void on_tick(self_ptr self) {
+  coordinator_state& s = self->state;
+  if (s.shutdown_stage) return;
+  // A checkpoint takes as long as its disk needs.
+  const bool quiet = s.book->steps() == s.steps_at_tick && !s.saving;
+  s.steps_at_tick = s.book->steps();
+  s.quiet_ticks = quiet ? s.quiet_ticks + 1 : 0;
+  if (s.quiet_ticks >= ticks_to_stall)
+    on_stall(self);
+  else
+    self->delayed_send(self, s.stall_limit() / ticks_to_stall, watch_tick{});
+}
+
+}  // namespace dflash::coordination
