@@ -55,12 +55,12 @@ std::optional<step_done> commit_book::committed(const step_committed& m) {
 }
 
 uint64_t commit_book::stop() {
-  last_ = std::min(last_, steps_ + 1);
-  return last_ == 0 ? 0 : options_.plan.step(last_ - 1).last_k;
+  return end_at(steps_ + 1);
 }
 
-bool commit_book::save_is_due() const {
-  return finished() || (options_.save_every > 0 && steps_ % options_.save_every == 0);
+uint64_t commit_book::end_at(uint64_t steps) {
+  last_ = std::min(last_, std::max(steps, steps_));
+  return last_ == 0 ? 0 : options_.plan.step(last_ - 1).last_k;
 }
 
 uint64_t commit_book::next_k() const {

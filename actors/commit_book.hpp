@@ -1,5 +1,5 @@
 // Two-step commits, the coordinator's side: no drafter updates before all have reduced, and a step
-// counts when all have updated. Also decides when to save. Plain struct.
+// counts when all have updated. Plain struct.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,6 @@ struct commit_options {
   step_plan plan;
   uint32_t drafters = 1;
   uint64_t first_step = 0;  // committed steps when the run begins or goes on
-  uint64_t save_every = 0;  // steps; 0: only at the end
 };
 
 class commit_book {
@@ -34,6 +33,8 @@ public:
   // Ends the run after the open step, or at once if nothing is open. Returns the first k that is
   // not needed any more.
   uint64_t stop();
+  // Ends the run after so many steps, if it has no fewer already; likewise.
+  uint64_t end_at(uint64_t steps);
 
   uint64_t steps() const { return steps_; }     // committed
   uint64_t next_k() const;                      // first batch that is not committed
@@ -41,8 +42,6 @@ public:
   bool finished() const { return steps_ >= last_; }
   // Finished because all steps of the plan are done.
   bool complete() const { return steps_ >= options_.plan.total_steps(); }
-  // After a commit: whether a checkpoint is due (its rhythm, or the run ends here).
-  bool save_is_due() const;
   save_request make_save_request() const;
   uint64_t skipped() const { return skipped_; }
   void set_skipped(uint64_t skipped) { skipped_ = skipped; }

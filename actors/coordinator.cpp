@@ -26,12 +26,18 @@ void on_stop(self_ptr self) {
   coordinator_state& s = self->state;
   if (s.stopping || s.shutdown_stage) return;
   s.stopping = true;
-  const bool was_finished = s.book->finished();
-  const uint64_t end_k = s.book->stop();
-  if (was_finished) return;  // the last save is under way
+  if (s.book->finished()) {  // the last save or evaluation is under way
+    end_if_done(self);
+    return;
+  }
+  // Not a step that an evaluation may have ruled out.
+  const bool one_more = s.saves->runs_in_any_case(s.book->steps() + 1);
+  const uint64_t end_k = s.book->end_at(s.book->steps() + (one_more ? 1 : 0));
   spdlog::info("stopping after step {}", s.book->last_step());
   s.stop_k = end_k;
   self->send(s.links->dispatcher, stop_at{end_k});
+  try_go(self);
+  end_if_done(self);
 }
 
 void on_start(self_ptr self, const start_run& m) {
@@ -41,7 +47,10 @@ void on_start(self_ptr self, const start_run& m) {
     watch_group(self, *m.links, s.groups.size() - 1);
   }
   set_links(self, m.links);
-  if (s.book->finished()) shut_down(self, run_status::completed);
+  note_evaluations(self, 0);
+  apply_patience(self);
+  try_evaluation(self);
+  end_if_done(self);
 }
 
 void on_deadline(self_ptr self, const stage_deadline& m) {
@@ -77,6 +86,7 @@ void shut_down(self_ptr self, run_status status, std::string reason) {
   s.outcome.status = status;
   s.outcome.steps = s.book->steps();
   s.outcome.reason = std::move(reason);
+  if (s.options.give_up_evaluation) s.options.give_up_evaluation();
   enter_stage(self, 0);
 }
 
@@ -136,6 +146,8 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
         for (const uint64_t k : options.dropped) s.book->dropped(k);
         s.outcome.steps = options.commits->first_step;
         s.outcome.saved_step = options.saved_step;
+        s.saves.emplace(options.saves);
+        s.outcome.evaluations = std::make_shared<const evaluation_history>(s.saves->history());
         self->set_down_handler([self](const caf::down_msg& m) { on_down(self, m); });
         return {
             [=](const start_run& m) { on_start(self, m); },
@@ -144,7 +156,10 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
             [=](const step_committed& m) { on_committed(self, m); },
             [=](const batch_dropped& m) { self->state.book->dropped(m.k); },
             [=](const give_up& m) { shut_down(self, run_status::failed, m.reason); },
+            [=](const snapshot_made& m) { self->state.saves->copied(m.steps); },
             [=](const save_done& m) { on_saved(self, m); },
+            [=](const evaluated& m) { on_evaluated(self, m); },
+            [=](const record_done& m) { on_recorded(self, m); },
             [=](const step_noted& m) { on_noted(self, m); },
             [=](const restart_group& m) { on_restart(self, m); },
             [=](watch_tick) { on_tick(self); },

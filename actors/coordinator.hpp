@@ -21,12 +21,14 @@
 #include "actors/commit_book.hpp"
 #include "actors/restart_policy.hpp"
 #include "actors/runtime/metered.hpp"
+#include "actors/save_book.hpp"
 #include "actors/supervision.hpp"
 
 namespace dflash {
 
 struct coordinator_options {
   std::optional<commit_options> commits;
+  save_options saves;
   uint64_t saved_step = 0;     // of the checkpoint that the run goes on from
   uint64_t skipped_steps = 0;  // before that
   std::vector<uint64_t> dropped;
@@ -36,6 +38,9 @@ struct coordinator_options {
   std::function<void(pipeline_links&, group_id, uint64_t next_k)> spawn_group;
   restart_options restart;
   std::function<void(const std::shared_ptr<const pipeline_links>&)> on_links;  // may be empty
+  // Tells an evaluation at work that nobody waits for it any more; safe in any thread, may be
+  // empty.
+  std::function<void()> give_up_evaluation;
   std::chrono::milliseconds stage_deadline{10000};
   std::chrono::milliseconds stall_floor{60000};  // no commit for less is never a stall
 };
@@ -71,16 +76,20 @@ struct coordinator_state {
   coordinator_options options;
   std::shared_ptr<const pipeline_links> links;
   std::optional<commit_book> book;
+  std::optional<save_book> saves;
   std::vector<supervised_group> groups;
   std::vector<supervised> children;
   bool rebuilding = false;        // the dispatcher died: all that is upstream of the drafters goes
   std::deque<step_done> unnoted;  // metrics has not written them yet
   uint64_t noted_k = 0;
-  bool flushing = false;       // metrics before a save; the next go waits
-  bool flush_again = false;    // metrics died meanwhile
-  uint32_t flush_attempt = 0;  // answers to an older one mean nothing
-  bool go_pending = false;     // all have reduced, but flushing
-  bool saving = false;
+  bool flush_again = false;        // metrics died while a save waited for it
+  uint32_t flush_attempt = 0;      // answers to an older one mean nothing
+  bool go_pending = false;         // all have reduced, but something holds the go
+  int64_t disk_wait_ns = 0;        // when the go began to wait for the disk; 0: it does not
+  int64_t eval_wait_ns = 0;        // for an evaluation
+  uint64_t records = 0;            // of evaluations, not on disk yet
+  std::string last_save_error;     // of the newest save; empty: it is good
+  uint32_t last_save_deaths = 0;   // of the checkpointer, with the run's last save
   bool stopping = false;           // on request
   std::optional<uint64_t> stop_k;  // the dispatcher hands out nothing from there on
   std::optional<uint32_t> shutdown_stage;
@@ -89,6 +98,7 @@ struct coordinator_state {
   int64_t last_commit_ns = 0;  // 0: none in this process
   int64_t slowest_step_ns = 0;
   uint64_t steps_at_tick = 0;
+  uint64_t evaluated_at_tick = 0;  // pieces of work that the evaluator has done
   uint32_t quiet_ticks = 0;
 };
 

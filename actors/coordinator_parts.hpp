@@ -17,14 +17,33 @@ void enter_stage(self_ptr self, uint32_t stage);
 void shut_down(self_ptr self, run_status status, std::string reason = {});
 
 // coordinator_steps.cpp: commits.
-void send_go(self_ptr self);
+// All have reduced: the go, unless a save or an evaluation holds it.
+void try_go(self_ptr self);
 void on_reduced(self_ptr self, const step_reduced& m);
 void on_committed(self_ptr self, const step_committed& m);
 void on_noted(self_ptr self, const step_noted& m);
 
 // coordinator_saves.cpp: checkpoints.
 void begin_save(self_ptr self);
+// Asks metrics to write before the save that is due; again in its next life.
+void flush_before_save(self_ptr self);
+// Asks drafter 0 for the save that is due, if metrics is ready and the disk free.
+void try_save(self_ptr self);
 void on_saved(self_ptr self, const save_done& m);
+// Nobody will write the save at work any more.
+void lose_save(self_ptr self, const std::string& why);
+// Ends the run if it has come to its end and all is on disk.
+void end_if_done(self_ptr self);
+
+// coordinator_evaluations.cpp: held-out figures, early stopping.
+void try_evaluation(self_ptr self);
+void on_evaluated(self_ptr self, const evaluated& m);
+void on_recorded(self_ptr self, const record_done& m);
+// All that metrics should know of evaluations, to a new one.
+void note_evaluations(self_ptr self, uint64_t first);
+// The end that patience sets to the run, if it does.
+void apply_patience(self_ptr self);
+void lose_evaluator(self_ptr self);
 
 // coordinator_supervision.cpp: deaths, restarts, retirement.
 void set_links(self_ptr self, std::shared_ptr<const pipeline_links> links);

@@ -43,10 +43,11 @@ void retire(self_ptr self, supervised_group& group) {
                 group.policy.failures_in_a_row(),
                 s.targets_left(),
                 s.links->targets.size());
+  if (group.id.what == part::evaluator) lose_evaluator(self);
   if (group.id.what != part::metrics) return;
   if (!s.unnoted.empty()) s.noted_k = s.unnoted.back().end_k;
   s.unnoted.clear();
-  if (s.flushing) begin_save(self);
+  if (s.saves->is_flushing()) flush_before_save(self);
 }
 
 // Those that end and start again together with a group.
@@ -67,7 +68,9 @@ void restart_or_retire(self_ptr self, size_t index) {
   uint64_t completed = 0;
   for (const supervised& child : s.children)
     if (child.group == index) completed += registry.completed(child.name);
-  const auto delay = group.policy.failed(completed);
+  auto delay = group.policy.failed(completed);
+  // A run without checkpoints is worth little: it is tried again and again.
+  if (group.id.what == part::checkpointer && !delay) delay = s.options.restart.longest_delay;
   for (const size_t i : together_with(s, index))
     for (const supervised& child : s.children)
       if (child.group == i)
@@ -82,14 +85,20 @@ void restart_or_retire(self_ptr self, size_t index) {
 
 void group_is_down(self_ptr self, size_t index) {
   coordinator_state& s = self->state;
-  if (s.groups[index].id.what == part::metrics && s.flushing) {
+  const part what = s.groups[index].id.what;
+  if (what == part::metrics && s.saves->is_flushing()) {
     ++s.flush_attempt;
     s.flush_again = true;
   }
+  if (what == part::evaluator) s.saves->evaluator_died();
   auto links = std::make_shared<pipeline_links>(*s.links);
   for (const size_t i : together_with(s, index)) clear_group(*links, s.groups[i].id);
   set_links(self, std::move(links));
-  restart_or_retire(self, index);
+  if (what == part::checkpointer) {
+    s.records = 0;  // the next evaluation's has them all
+    lose_save(self, s.groups[index].last_error);
+  }
+  if (!s.shutdown_stage) restart_or_retire(self, index);
 }
 
 // Ends what is left of a group, and with the dispatcher all that work for it.
@@ -127,9 +136,13 @@ void on_restart(self_ptr self, const restart_group& m) {
     s.rebuilding = false;
     if (s.stop_k) self->send(s.links->dispatcher, stop_at{*s.stop_k});
   }
+  if (group.id.what == part::checkpointer) try_save(self);
+  if (group.id.what == part::evaluator) try_evaluation(self);
   if (group.id.what != part::metrics) return;
   for (const step_done& done : s.unnoted) self->send(s.links->metrics, done);
-  if (std::exchange(s.flush_again, false)) begin_save(self);
+  note_evaluations(self, 0);
+  self->send(s.links->metrics, s.outcome.saves);
+  if (std::exchange(s.flush_again, false)) flush_before_save(self);
 }
 
 void on_down(self_ptr self, const caf::down_msg& m) {

@@ -5,6 +5,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "actors/runtime/lane_thread.hpp"
@@ -161,18 +163,23 @@ void update(self_ptr self, const step_go& m) {
 void save(self_ptr self, const save_request& m) {
   drafter_state& s = self->state;
   self->stats().set_activity(activity::computing);
-  save_done done;
-  done.steps = m.steps;
-  {
-    const auto timer = s.stages.time(stage::save);
-    try {
-      s.options.work.save(m);
-      done.good = true;
-    } catch (const std::exception& e) {
-      done.error = e.what();
-    }
+  snapshot_taken taken;
+  taken.steps = m.steps;
+  const int64_t began = now_ns();
+  std::string refused;
+  try {
+    taken.write = std::make_shared<const std::function<void()>>(s.options.work.snapshot(m));
+  } catch (const std::exception& e) {  // no memory for the copy
+    refused = e.what();
   }
-  self->send(s.links->coordinator, std::move(done));
+  taken.copied_ns = now_ns() - began;
+  s.stages.report(stage::snapshot, taken.copied_ns);
+  if (taken.write) {
+    self->send(s.links->checkpointer, std::move(taken));
+    self->send(s.links->coordinator, snapshot_made{m.steps});
+  } else {
+    self->send(s.links->coordinator, save_done{m.steps, false, refused});
+  }
   self->stats().set_activity(s.part_sent ? activity::wants_peers : activity::wants_batch);
   go_on(self);
 }

@@ -4,7 +4,7 @@
 
 namespace dflash {
 
-drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer save) {
+drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer write) {
   drafter_work work;
   work.accumulate = [trainer](const drafter_input& input, bool measured) {
     return trainer->accumulate(input, measured);
@@ -13,9 +13,11 @@ drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer
   work.update = [trainer](const at::Tensor& reduced, double weight_sum, uint64_t step) {
     return trainer->apply(reduced, weight_sum, step);
   };
-  if (save)
-    work.save = [trainer, save = std::move(save)](const save_request& request) {
-      save(request, *trainer);
+  if (write)
+    work.snapshot = [trainer,
+                     write = std::move(write),
+                     buffer = std::make_shared<snapshot_buffer>()](const save_request& request) {
+      return [request, write, copy = buffer->take(*trainer)] { write(request, *copy); };
     };
   return work;
 }

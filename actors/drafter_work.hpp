@@ -7,6 +7,7 @@
 
 #include "messages/messages.hpp"
 #include "model/drafter_step.hpp"
+#include "model/trainer_snapshot.hpp"
 
 namespace dflash {
 
@@ -17,13 +18,14 @@ struct drafter_work {
   std::function<const at::Tensor&()> gradient;
   // Updates the weights and opens the next step.
   std::function<update_report(const at::Tensor& reduced, double weight_sum, uint64_t step)> update;
-  // Writes a checkpoint; blocks; throws where the disk refuses. Asked of rank 0 only.
-  std::function<void(const save_request&)> save;
+  // Copies what a checkpoint needs, and gives what writes it, for another thread: blocks, throws
+  // where the disk refuses. Asked of rank 0 only.
+  std::function<std::function<void()>(const save_request&)> snapshot;
 };
 
-using checkpoint_writer = std::function<void(const save_request&, drafter_trainer&)>;
+using checkpoint_writer = std::function<void(const save_request&, const trainer_snapshot&)>;
 
-// Of rank 0 with `save`, of the others without.
-drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer save = {});
+// Of rank 0 with `write`, of the others without.
+drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer write = {});
 
 }  // namespace dflash

@@ -22,8 +22,13 @@ double seconds(int64_t ns) {
 }
 
 void write_line(metrics_state& s, const json_object& line) {
-  if (!s.writer) return;
+  if (s.options.file.empty()) return;
   try {
+    if (s.writer && s.writer->is_removed()) {
+      if (!s.sink_failed) spdlog::error("metrics.jsonl was removed: a new one begins");
+      s.writer.reset();
+    }
+    if (!s.writer) s.writer.emplace(s.options.file);
     s.writer->write(line);
     s.sink_failed = false;
   } catch (const std::exception& e) {
@@ -54,6 +59,8 @@ json_object time_record(const metrics_state& s,
   time.add("moved_bytes", t.moved_bytes);
   time.add("kept_batches", t.from_disk);
   if (waits.restarts > 0) time.add("restarts", waits.restarts);
+  if (t.saves.failed > 0) time.add("failed_saves", t.saves.failed);
+  if (t.saves.waited > 0) time.add("waited_saves", t.saves.waited);
   return time;
 }
 
@@ -80,6 +87,8 @@ void show(metrics_state& s, const wait_shares& waits) {
   p.total_steps = s.options.total_steps;
   p.loss = t.loss_smooth;
   if (t.accept_len > 0) p.accept_len = t.accept_len;
+  p.tau = t.tau;
+  p.held_out_loss = t.held_out_loss;
   p.tokens_per_second = t.tokens_smooth / t.seconds_smooth;
   p.drafters_wait = waits.drafters_wait;
   p.targets_wait = waits.targets_wait;
@@ -89,6 +98,7 @@ void show(metrics_state& s, const wait_shares& waits) {
       std::chrono::nanoseconds(static_cast<int64_t>(1e9 * seconds_left(s, t, waits, p.step)));
   p.skipped_steps = t.skipped_steps;
   p.restarts = waits.restarts;
+  p.failed_saves = t.saves.failed;
   s.line->show(progress_text(p));
 }
 
@@ -174,6 +184,18 @@ void on_step(self_ptr self, const step_done& m) {
   write_steps(self);
 }
 
+// One line each, in order, none twice.
+void write_evaluation(self_ptr self, const evaluation_note& m) {
+  metrics_state& s = self->state;
+  run_totals& t = *s.options.totals;
+  const evaluation& e = m.history->all().at(m.index);
+  t.tau = e.tau;
+  t.held_out_loss = e.loss;
+  if (e.step <= t.evaluated_step) return;
+  write_line(s, evaluation_line(*m.history, m.index));
+  t.evaluated_step = e.step;
+}
+
 caf::result<uint64_t> on_flush(self_ptr self, const flush_metrics& m) {
   metrics_state& s = self->state;
   if (m.step <= steps_written(s)) return m.step;
@@ -187,7 +209,10 @@ void start(self_ptr self, const start_run& m) {
   if (std::exchange(s.links, m.links)) return;
   run_totals& t = *s.options.totals;
   const bool first_life = self->stats().restarts == 0;
-  if (first_life) t.began_ns = t.last_ns = now_ns();
+  if (first_life) {
+    t.began_ns = t.last_ns = now_ns();
+    t.evaluated_step = s.options.noted_evaluation;
+  }
   if (s.options.file.empty()) return;
   try {
     if (!first_life) truncate_after(s.options.file, steps_written(s));
@@ -258,6 +283,8 @@ metrics_actor spawn_metrics(caf::actor_system& system,
               write_steps(self);
             },
             [=](const step_done& m) { on_step(self, m); },
+            [=](const save_counts& m) { self->state.options.totals->saves = m; },
+            [=](const evaluation_note& m) { write_evaluation(self, m); },
             [=](const flush_metrics& m) { return on_flush(self, m); },
         };
       });

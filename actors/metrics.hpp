@@ -30,8 +30,11 @@ struct run_totals {
   uint64_t from_disk = 0;  // batches read from kept hidden states
   uint64_t moved_bytes = 0;
   uint64_t whole_bytes = 0;
-  double seconds = 0;   // from the first job to the last commit
-  uint64_t next_k = 0;  // of the steps written
+  double seconds = 0;                        // from the first job to the last commit
+  uint64_t next_k = 0;                       // of the steps written
+  uint64_t evaluated_step = 0;               // of the last evaluation written
+  std::optional<double> tau, held_out_loss;  // of that one
+  save_counts saves;
   int64_t began_ns = 0;
   int64_t last_ns = 0;                           // of the last commit
   double tokens_smooth = 0, seconds_smooth = 0;  // per step, over about the last 20
@@ -65,6 +68,7 @@ struct metrics_options {
   std::filesystem::path file;  // metrics.jsonl; empty: none
   uint64_t first_step = 0;
   uint64_t total_steps = 0;
+  uint64_t noted_evaluation = 0;  // step of the last one that is in the file
   uint64_t capture_steps =
       0;  // the first epoch's, where later ones read kept hidden states; else 0
   uint32_t drafters = 1;

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "actors/checkpointer.hpp"
 #include "actors/coordinator.hpp"
 #include "actors/dispatcher.hpp"
 #include "actors/drafter_train.hpp"
@@ -43,6 +44,8 @@ public:
     if (parts_.profile_interval > 0) links->profiler = profiler();
     links->coordinator = coordinator(observer);
     links->metrics = metrics();
+    links->checkpointer = checkpointer();
+    if (parts_.evaluate) links->evaluator = evaluator();
     links->loader = loader();
     links->dispatcher = dispatcher(first_k());
     for (uint32_t i = 0; i < limits().targets; ++i) links->targets.push_back(target(i));
@@ -72,6 +75,12 @@ private:
       case part::target:
         links.targets.at(group.index) = target(group.index);
         links.postprocess.at(group.index) = postprocess(group.index);
+        return;
+      case part::checkpointer:
+        links.checkpointer = checkpointer();
+        return;
+      case part::evaluator:
+        links.evaluator = evaluator();
         return;
       case part::metrics:
         links.metrics = metrics();
@@ -116,8 +125,11 @@ private:
 
   coordinator_actor coordinator(const caf::actor& observer) {
     coordinator_options o;
-    o.commits =
-        commit_options{*parts_.plan, limits().drafters, parts_.first_step, parts_.save_every};
+    o.commits = commit_options{*parts_.plan, limits().drafters, parts_.first_step};
+    o.saves = parts_.saves;
+    o.saves.total_steps = parts_.plan->total_steps();
+    o.saves.first_step = parts_.first_step;
+    o.give_up_evaluation = parts_.give_up_evaluation;
     o.saved_step = parts_.saved_step;
     o.skipped_steps = parts_.skipped_steps;
     o.dropped = parts_.dropped;
@@ -133,8 +145,18 @@ private:
     return spawn_coordinator(system_, identify(registry_, "coordinator"), std::move(o));
   }
 
+  checkpointer_actor checkpointer() {
+    return spawn_checkpointer(system_, runs_as::detached, named("checkpointer"), {parts_.record});
+  }
+
+  evaluator_actor evaluator() {
+    return spawn_evaluator(
+        system_, runs_as::detached, named("evaluator"), {parts_.evaluate, parts_.eval_threads});
+  }
+
   metrics_actor metrics() {
     metrics_options o;
+    o.noted_evaluation = parts_.noted_evaluation;
     o.file = parts_.metrics_file;
     o.first_step = parts_.first_step;
     o.total_steps = parts_.plan->total_steps();
@@ -251,6 +273,7 @@ pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts) {
                    parts.drafters.size() == parts.limits.drafters &&
                    parts.limits.readers == (parts.store || parts.read_hidden ? 1U : 0U) &&
                    parts.targets.empty() == bool(parts.read_hidden) &&
+                   (parts.saves.eval_every == 0 || parts.evaluate) &&
                    parts.limits.batch_bytes == parts.shape.bytes(),
                "parts of a pipeline that do not fit each other");
   caf::scoped_actor self{system};

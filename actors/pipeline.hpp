@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "actors/drafter_work.hpp"
+#include "actors/evaluator.hpp"
 #include "actors/hidden_shape.hpp"
 #include "actors/metrics.hpp"
 #include "actors/postprocess.hpp"
 #include "actors/restart_policy.hpp"
 #include "actors/runtime/fault_points.hpp"
 #include "actors/runtime/limits.hpp"
+#include "actors/save_book.hpp"
 #include "actors/target_forward.hpp"
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
@@ -50,13 +52,19 @@ struct pipeline_parts {
   int64_t window = 0;  // widest of the drafter's layers; 0: a full one
   int64_t block_size = 0;
 
-  uint64_t save_every = 0;  // steps; 0: only at the end
+  save_options saves;  // its total_steps and first_step are filled in
+  // Puts evaluations on disk and names the best; in the checkpointer's thread. May be empty.
+  std::function<void(const evaluation_record&)> record;
+  std::function<evaluation_work()> evaluate;  // empty: saves.eval_every is 0
+  std::function<void()> give_up_evaluation;   // as coordinator_options'
+  int64_t eval_threads = 1;
 
   restart_options restart;
   std::chrono::milliseconds stage_deadline{10000};  // of each stage of the shutdown
   std::chrono::milliseconds stall_floor{60000};     // no commit for less is never a stall
 
   std::filesystem::path metrics_file;
+  uint64_t noted_evaluation = 0;  // step of the last one that is in that file
   uint64_t metrics_every = 8;
   uint64_t profile_interval = 0;
   loss_terms terms;  // which ones are reported

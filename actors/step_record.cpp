@@ -68,4 +68,21 @@ json_object step_record(const step_done& done, const step_total& total, const lo
   return line;
 }
 
+json_object evaluation_line(const evaluation_history& history, uint64_t index) {
+  const evaluation& e = history.all().at(index);
+  evaluation_history before;
+  for (uint64_t i = 0; i < index; ++i) before.add(history.all()[i]);
+  json_object line;
+  line.add("kind", "eval").add("step", e.step);
+  if (e.loss) line.add("held_out_loss", *e.loss).add("held_out_accept_len", *e.accept_len);
+  if (e.loss) line.add("rows", e.rows);
+  if (e.tau) line.add("tau", *e.tau).add("prompts", e.prompts);
+  if (e.tau) line.add("passes", e.passes).add("committed", e.committed);
+  line.add("best", before.add(e));
+  json_object time;
+  time.add("seconds", e.seconds);
+  line.add("time", time);
+  return line;
+}
+
 }  // namespace dflash

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "messages/messages.hpp"
+#include "model/evaluation_history.hpp"
 #include "model/loss.hpp"
 #include "observe/jsonl.hpp"
 
@@ -28,5 +29,9 @@ double expected_length(const step_sums& sums);  // eal: sum over k of the produc
 // The deterministic part: step (1 = the first), k (batches done), losses, accuracies, norms, rate.
 // Accuracies are left out where no batch of the step was measured.
 json_object step_record(const step_done& done, const step_total& total, const loss_terms& terms);
+
+// A line of its own kind: "kind" is "eval", "step" that of the checkpoint, then the figures,
+// whether it is the best so far, and times last.
+json_object evaluation_line(const evaluation_history& history, uint64_t index);
 
 }  // namespace dflash

@@ -18,6 +18,8 @@ std::vector<group_id> groups_of(const pipeline_links& links) {
   std::vector<group_id> groups = {{part::loader}, {part::dispatcher}};
   for (uint32_t i = 0; i < links.targets.size(); ++i) groups.push_back({part::target, i});
   for (uint32_t i = 0; i < links.drafters.size(); ++i) groups.push_back({part::drafter, i});
+  if (links.checkpointer) groups.push_back({part::checkpointer});
+  if (links.evaluator) groups.push_back({part::evaluator});
   groups.push_back({part::metrics});
   if (links.profiler) groups.push_back({part::profiler});
   if (links.inspector) groups.push_back({part::inspector});
@@ -49,6 +51,12 @@ std::vector<group_member> members_of(const pipeline_links& links, group_id group
     case part::drafter:
       add(3, fmt::format("drafter_train {}", group.index), links.drafters.at(group.index));
       break;
+    case part::checkpointer:
+      add(4, "checkpointer", links.checkpointer);
+      break;
+    case part::evaluator:
+      add(1, "evaluator", links.evaluator);
+      break;
     case part::metrics:
       add(4, "metrics", links.metrics);
       break;
@@ -78,6 +86,12 @@ void clear_group(pipeline_links& links, group_id group) {
     case part::drafter:
       links.drafters.at(group.index) = nullptr;
       break;
+    case part::checkpointer:
+      links.checkpointer = nullptr;
+      break;
+    case part::evaluator:
+      links.evaluator = nullptr;
+      break;
     case part::metrics:
       links.metrics = nullptr;
       break;
@@ -96,6 +110,8 @@ void send_links(const std::shared_ptr<const pipeline_links>& links) {
     if (actor) caf::anon_send(actor, m);
   };
   tell(links->metrics);
+  tell(links->checkpointer);
+  tell(links->evaluator);
   for (const auto& drafter : links->drafters) tell(drafter);
   for (const auto& post : links->postprocess) tell(post);
   tell(links->dispatcher);

@@ -9,7 +9,17 @@
 
 namespace dflash {
 
-enum class part : uint8_t { loader, dispatcher, target, drafter, metrics, profiler, inspector };
+enum class part : uint8_t {
+  loader,
+  dispatcher,
+  target,
+  drafter,
+  checkpointer,
+  evaluator,
+  metrics,
+  profiler,
+  inspector
+};
 
 // A target with its postprocess, the loader with the postprocess of kept states, or one actor.
 struct group_id {

@@ -116,7 +116,7 @@ measured run(const setting& s, double seconds) {
   p.drafters[0] = sim_drafter({t.batch, s.exponential, 3},
                               {t.update, s.exponential, 4},
                               [&](uint64_t step) { ends[step] = clock::now(); });
-  p.drafters[0].save = [](const save_request&) {};
+  p.drafters[0].snapshot = [](const save_request&) { return [] {}; };
   pipeline_system_config config(false);
   caf::actor_system system(config);
   const double cpu = cpu_seconds();

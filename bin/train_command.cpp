@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "actors/pipeline.hpp"
+#include "bin/checkpoint_saver.hpp"
 #include "bin/commands.hpp"
 #include "bin/overrides.hpp"
 #include "bin/run_folder.hpp"
@@ -82,41 +83,6 @@ std::string command_text(const std::string& file,
   std::string text = "dflash train " + quoted(file);
   for (const std::string& o : overrides) text += " " + quoted(o);
   return text + (resume ? " --resume" : "");
-}
-
-checkpoint_options checkpoint_options_of(const training_setup& s) {
-  checkpoint_options o;
-  o.config_toml = to_toml(s.config);
-  o.export_dtype = s.config.checkpoint.export_dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-  const target_config& t = s.model->config();
-  if (t.bos >= 0) o.extras.bos = t.bos;
-  o.extras.eos = t.eos;
-  o.extras.target_hash = s.model->content_hash();
-  set_verifier(o.extras, s.config.target.path);
-  o.keep = s.config.checkpoint.keep;
-  return o;
-}
-
-checkpoint_writer saver(const training_setup& s, const run_folder& folder) {
-  checkpoint_state base;
-  base.total_steps = s.parts.plan->total_steps();
-  base.target_hash = s.model->content_hash();
-  base.data_hash = s.data_hash();
-  base.dtype = name_of(s.dtype);
-  base.device = "cpu";
-  base.program = program_version() + " " + git_commit();
-  base.drafters = s.config.layout.drafters.size();
-  base.drafter_threads = static_cast<uint64_t>(s.parts.drafter_threads);
-  base.target_threads = static_cast<uint64_t>(s.parts.target_threads);
-  return [base, options = checkpoint_options_of(s), checkpoints = folder.checkpoints()](
-             const save_request& request, drafter_trainer& trainer) {
-    checkpoint_state state = base;
-    state.steps = request.steps;
-    state.next_k = request.next_k;
-    state.dropped = request.dropped;
-    state.skipped_steps = request.skipped_steps;
-    save_checkpoint(checkpoints, state, trainer, options);
-  };
 }
 
 std::function<void(const inspector_actor&)> publisher(caf::actor_system& system,
@@ -188,6 +154,39 @@ const char* status_text(run_status status) {
   return "?";
 }
 
+json_object figures_of(const evaluation& e) {
+  json_object j;
+  j.add("step", e.step);
+  if (e.tau) j.add("tau", *e.tau);
+  if (e.loss) j.add("loss", *e.loss).add("accept_len", *e.accept_len);
+  return j;
+}
+
+const evaluation* best_of(const run_outcome& outcome) {
+  return outcome.evaluations ? outcome.evaluations->best() : nullptr;
+}
+
+void add_evaluations(json_object& j, const run_outcome& outcome) {
+  const evaluation* best = best_of(outcome);
+  if (best == nullptr) return;
+  j.add("evaluations", outcome.evaluations->all().size());
+  j.add("best", figures_of(*best))
+      .add("last_evaluation", figures_of(outcome.evaluations->all().back()));
+  j.add("stopped_early", outcome.stopped_early);
+}
+
+json_object saves_of(const run_outcome& outcome) {
+  const save_counts& c = outcome.saves;
+  const auto mean_ms = [&](int64_t ns) {
+    return static_cast<double>(ns) * 1e-6 / static_cast<double>(std::max<uint64_t>(1, c.written));
+  };
+  json_object j;
+  j.add("written", c.written).add("failed", c.failed).add("waited", c.waited);
+  j.add("waited_seconds", static_cast<double>(c.waited_ns) * 1e-9);
+  j.add("copy_ms", mean_ms(c.copied_ns)).add("write_ms", mean_ms(c.written_ns));
+  return j;
+}
+
 json_object summary(const training_setup& s, const pipeline_result& result) {
   const run_totals& t = result.totals;
   const peaks p = peaks_of(result.mailboxes);
@@ -195,6 +194,7 @@ json_object summary(const training_setup& s, const pipeline_result& result) {
   j.add("status", status_text(result.outcome.status));
   j.add("steps", result.outcome.steps).add("total_steps", s.parts.plan->total_steps());
   j.add("checkpoint", result.outcome.saved_step);
+  add_evaluations(j, result.outcome);
   if (!result.outcome.reason.empty()) j.add("reason", result.outcome.reason);
   j.add("loss", t.loss).add("loss_smooth", t.loss_smooth).add("accept_len", t.accept_len);
   j.add("skipped_steps", t.skipped_steps).add("dropped_batches", t.dropped);
@@ -210,6 +210,10 @@ json_object summary(const training_setup& s, const pipeline_result& result) {
                : 0.0);
   here.add("limit_bytes", s.parts.limits.total_bytes()).add("peak_bytes", p.peak_bytes);
   here.add("refused_messages", p.refused);
+  here.add("saves", saves_of(result.outcome));
+  if (result.outcome.eval_waited_ns > 0)
+    here.add("evaluation_waited_seconds",
+             static_cast<double>(result.outcome.eval_waited_ns) * 1e-9);
   json_object restarts;
   uint64_t restarts_in_all = 0;
   for (const mailbox_report& m : result.mailboxes) {
@@ -227,12 +231,28 @@ json_object summary(const training_setup& s, const pipeline_result& result) {
   return j;
 }
 
+void print_best(const run_outcome& outcome, const run_folder& folder) {
+  const evaluation* best = best_of(outcome);
+  if (best == nullptr) return;
+  const std::string link = (folder.checkpoints() / "best").string();
+  fmt::print("best: {} (step {}, {})\nexport it with: dflash export {} --out DRAFTER\n",
+             link,
+             best->step,
+             best->tau ? fmt::format("held-out tau {:.4f}", *best->tau)
+                       : fmt::format("held-out loss {:.4f}", best->loss.value_or(0)),
+             quoted(link));
+}
+
 int report(const training_setup& s,
            const pipeline_result& result,
            const run_folder& folder,
            const std::string& resume_command) {
   const run_outcome& outcome = result.outcome;
-  write_file_atomically(folder.summary(), summary(s, result).text() + "\n");
+  try {
+    write_file_atomically(folder.summary(), summary(s, result).text() + "\n");
+  } catch (const std::exception& e) {  // the outcome counts more
+    spdlog::error("no summary.json: {}", e.what());
+  }
   if (const std::string text = restarts_text(result.mailboxes); !text.empty())
     fmt::print("restarts: {}\n", text);
   if (const auto retired = retired_of(result.mailboxes); !retired.empty())
@@ -241,8 +261,15 @@ int report(const training_setup& s,
       outcome.saved_step > 0
           ? (folder.checkpoints() / fmt::format("step-{}", outcome.saved_step)).string()
           : std::string();
+  if (outcome.saves.failed > 0)
+    fmt::print("{} of {} saves failed: see the log\n",
+               outcome.saves.failed,
+               outcome.saves.failed + outcome.saves.written);
   switch (outcome.status) {
     case run_status::completed:
+      if (outcome.stopped_early)
+        fmt::print(
+            "{}, at step {} of {}\n", outcome.reason, outcome.steps, s.parts.plan->total_steps());
       if (s.parts.store) s.parts.store->remove();
       fmt::print("done: {} steps, loss {:.4f}, accept_len {:.3f}, {} in {}\ncheckpoint: {}\n",
                  outcome.steps,
@@ -254,8 +281,10 @@ int report(const training_setup& s,
                  duration_text(
                      std::chrono::nanoseconds(static_cast<int64_t>(result.totals.seconds * 1e9))),
                  checkpoint);
+      print_best(outcome, folder);
       return 0;
     case run_status::stopped:
+      if (!outcome.reason.empty()) fmt::print("{}\n", outcome.reason);
       fmt::print("stopped after step {} of {}, saved as {}\ngo on with: {}\n",
                  outcome.steps,
                  s.parts.plan->total_steps(),
@@ -275,6 +304,24 @@ int report(const training_setup& s,
   return 1;
 }
 
+// Nothing is left to train and to evaluate: why; empty: something is.
+std::string done_already(const training_setup& s) {
+  save_options options = s.parts.saves;
+  const uint64_t steps = s.parts.first_step, total = s.parts.plan->total_steps();
+  options.total_steps = total;
+  if (!options.missing.empty()) return {};
+  if (steps >= total) return fmt::format("step {} of {}", steps, total);
+  const save_book book(std::move(options));
+  if (const auto end = book.ends_at(); end && steps >= *end)
+    return fmt::format(
+        "the run stopped early at step {} of {}, since no evaluation was better than the one at "
+        "step {}; a larger eval.patience goes on",
+        steps,
+        total,
+        book.history().best()->step);
+  return {};
+}
+
 int train(const std::string& file, const std::vector<std::string>& overrides, bool resume) {
   run_config config = load_run_config(file, overrides);
   config.run.resume = config.run.resume || resume;
@@ -288,9 +335,8 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
   fmt::print("run {}\n{}", folder.path().string(), setup.plan_text());
   std::fflush(stdout);  // the plan comes before the progress, into a pipe too
   const std::string resume_command = command_text(file, overrides, true);
-  if (setup.parts.first_step >= setup.parts.plan->total_steps()) {
-    fmt::print(
-        "done already: step {} of {}\n", setup.parts.first_step, setup.parts.plan->total_steps());
+  if (const std::string text = done_already(setup); !text.empty()) {
+    fmt::print("done already: {}\n", text);
     return 0;
   }
 
@@ -305,10 +351,12 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
     caf::actor_system system(const_cast<pipeline_system_config&>(system_config));
     pipeline_parts parts = setup.parts;
     parts.metrics_file = folder.metrics();
+    parts.noted_evaluation = last_step_of_kind(folder.metrics(), "eval");
     parts.run = folder.path().string();
     for (size_t i = 0; i < setup.trainers.size(); ++i)
       parts.drafters.push_back(
-          work_of(setup.trainers[i], i == 0 ? saver(setup, folder) : checkpoint_writer()));
+          work_of(setup.trainers[i],
+                  i == 0 ? checkpoint_saver(setup, folder.checkpoints()) : checkpoint_writer()));
     parts.publish = publisher(system, listen, folder);
     parts.on_started = [&](std::function<void()> stop) { signals.start(std::move(stop)); };
     result = run_pipeline(system, std::move(parts));

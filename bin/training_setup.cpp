@@ -6,14 +6,15 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
+#include "bin/own_checkpoint.hpp"
 #include "bin/version.hpp"
 #include "config/error.hpp"
 #include "data/token_counts.hpp"
 #include "model/captured_states.hpp"
 #include "model/schedule.hpp"
+#include "model/trainer_snapshot.hpp"
 #include "observe/format.hpp"
 
 namespace dflash {
@@ -29,38 +30,6 @@ void check_lanes(const std::vector<std::string>& lanes, const std::string& key) 
       throw error("lane " + lane + " needs a GPU, which training does not use yet",
                   key,
                   "use lanes cpu:0, cpu:1, ...");
-}
-
-void check_resumed_config(const run_config& config, const checkpoint_scan& scan) {
-  const run_config before = parse_run_config(*scan.newest / "config.toml");
-  const auto keys = differing_keys(before, config, true);
-  if (keys.empty()) return;
-  std::vector<std::string> changes;
-  for (const std::string& key : keys)
-    changes.push_back(
-        fmt::format("{} was {}, is {}", key, value_text(before, key), value_text(config, key)));
-  throw error("a run cannot be resumed with another configuration: " +
-                  fmt::format("{}", fmt::join(changes, "; ")),
-              scan.newest->string(),
-              "restore " + keys.front() + ", or start a new run in another run.dir");
-}
-
-// The newest good checkpoint, with everything odd said aloud.
-checkpoint_scan choose_checkpoint(const fs::path& checkpoints) {
-  checkpoint_scan scan = find_checkpoint(checkpoints);
-  for (const auto& r : scan.refusals) spdlog::warn("checkpoint {} is not used: {}", r.name, r.why);
-  if (!scan.latest_note.empty()) spdlog::warn("{}", scan.latest_note);
-  if (scan.newest) return scan;
-  if (scan.nothing_there) {
-    spdlog::warn("no checkpoint in {} yet: starts from the beginning", checkpoints.string());
-    return scan;
-  }
-  std::string list;
-  for (const auto& r : scan.refusals) list += "\n  " + r.name + ": " + r.why;
-  throw std::runtime_error(
-      "no good checkpoint in " + checkpoints.string() + ":" + list +
-      "\nnothing is started from scratch by itself: restore one of them, or start "
-      "a new run in another run.dir");
 }
 
 // Names all that decides the bytes of kept hidden states.
@@ -217,7 +186,7 @@ training_setup prepare_training(const run_config& config,
     s.drafter = adopt_drafter(s.drafter, c.draft.init);
   s.dtype = choose_compute_dtype(c.target.dtype);
   if (c.run.resume) {
-    s.resumed_from = choose_checkpoint(checkpoints);
+    s.resumed_from = choose_checkpoint(checkpoints, own_config(c));
     if (s.resumed_from.newest) check_resumed_config(c, s.resumed_from);
   }
   const std::vector<fs::path> shards(c.data.train.begin(), c.data.train.end());
@@ -257,15 +226,24 @@ training_setup prepare_training(const run_config& config,
                            static_cast<uint32_t>(c.layout.drafters.size()),
                            p.shape.bytes(),
                            c.layout.max_in_flight);
-  p.save_every = static_cast<uint64_t>(c.checkpoint.every);
+  p.saves.every = static_cast<uint64_t>(c.checkpoint.every);
+  p.saves.keep_every = static_cast<uint64_t>(c.checkpoint.keep_every);
   p.metrics_every = static_cast<uint64_t>(c.metrics.every);
   p.profile_interval = static_cast<uint64_t>(c.profile.interval);
   s.padding_permille = static_cast<int64_t>(p.source->padding_share() * 1000);
 
+  // Evaluations run the target even where its hidden states come from the disk.
+  const bool runs_target = !s.from_disk() || c.eval.every > 0;
   s.model = target::load(
-      c.target.path, s.dtype, at::kCPU, s.from_disk() ? target_parts::borrowed : target_parts::all);
+      c.target.path, s.dtype, at::kCPU, runs_target ? target_parts::all : target_parts::borrowed);
   open_states(s);
+  if (s.resumed_from.newest)
+    drop_foreign_checkpoint(s.resumed_from, c, checkpoints, s.model->content_hash(), s.data_hash());
   if (s.resumed_from.newest) take_over(s);
+  if (c.eval.every > 0) {
+    s.evaluation = prepare_evaluation(c, s.model, p.shape, checkpoints);
+    add_evaluation(*s.evaluation, c, checkpoints, p.first_step, p.plan->total_steps(), p);
+  }
   make_trainers(s);
   make_targets(s);
   keep_states(s, kept_states);
@@ -339,6 +317,14 @@ std::string training_setup::plan_text() const {
                    : l.readers > 0 ? "target and for the reader"
                                    : "target"));
   if (!l.cost.empty()) line("", "lowered by layout.max_in_flight: " + l.cost);
+  const auto& saves = config.checkpoint;
+  line("saves",
+       (saves.every > 0 ? fmt::format("every {} steps", saves.every) : std::string("at the end")) +
+           fmt::format(", the newest {} stay", saves.keep) +
+           (saves.keep_every > 0 ? fmt::format(", multiples of {} too", saves.keep_every) : "") +
+           fmt::format("; {} of memory for the copy that is written beside training",
+                       bytes_text(snapshot_bytes(*trainers.front()))));
+  if (evaluation) line("evaluation", evaluation_text(*evaluation, config));
   if (parts.store)
     line("kept",
          fmt::format("hidden states of {} of {} rows, {} on disk",

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "actors/pipeline.hpp"
+#include "bin/evaluation_setup.hpp"
 #include "config/run_config.hpp"
 #include "model/checkpoint.hpp"
 #include "model/compute_dtype.hpp"
@@ -23,9 +25,10 @@ struct training_setup {
   std::shared_ptr<const target> model;
   drafter_config drafter;
   compute_dtype dtype = compute_dtype::fp32;
-  checkpoint_scan resumed_from;  // newest is empty: a new run
-  int64_t padding_permille = 0;  // of the rows' tokens
-  std::string states_form;       // of captured hidden states, empty without
+  checkpoint_scan resumed_from;                // newest is empty: a new run
+  int64_t padding_permille = 0;                // of the rows' tokens
+  std::optional<evaluation_setup> evaluation;  // none without eval.every
+  std::string states_form;                     // of captured hidden states, empty without
   uint64_t states_bytes = 0;
 
   bool from_disk() const { return !config.data.hidden_states.empty(); }

@@ -21,6 +21,7 @@ const section section_table[] = {
     {"loss", "The loss: its terms, and how much each place in a block weighs."},
     {"optim", "Optimizer, learning rate and length of the run."},
     {"layout", "Which devices run what. A lane is `cpu:I` or `cuda:I`."},
+    {"eval", "Held-out figures while training: of each checkpoint that is due, beside it."},
     {"checkpoint", "Saved states to resume from."},
     {"metrics", "What is measured while training."},
     {"profile", "Times of stages."},
@@ -84,6 +85,8 @@ const std::vector<key>& table() {
 
       {"data.train", texts_key{AT(data.train)}, "",
        "Token shards to train on.", fixed, true},
+      {"data.held_out", texts_key{AT(data.held_out)}, "",
+       "Token shards that are never trained on: loss and `accept_len` of evaluations.", free},
       {"data.row_tokens", integer_key{AT(data.row_tokens), 2, 1 << 24}, "tokens",
        "Length of a row (a batch is one row); documents are packed into rows."},
       {"data.anchors", integer_key{AT(data.anchors), 1, 1 << 20}, "blocks",
@@ -165,11 +168,25 @@ const std::vector<key>& table() {
        "Most memory for hidden states between targets and drafters; 0: derived from the "
        "layout.", free},
 
+      {"eval.every", integer_key{AT(eval.every), 0}, "steps",
+       "Rhythm of evaluations; each of them saves a checkpoint too, and the last step has one. 0: "
+       "none.", free},
+      {"eval.prompts", texts_key{AT(eval.prompts)}, "",
+       "Prompt shards for `tau`, as `dflash eval` measures it; all of their prompts.", free},
+      {"eval.max_new_tokens", integer_key{AT(eval.max_new_tokens), 1, 1 << 20}, "tokens",
+       "Answer to each prompt.", free},
+      {"eval.patience", integer_key{AT(eval.patience), 0, 1 << 20}, "evaluations",
+       "So many in a row without a better `tau` (without prompts: loss) end the run, with the "
+       "evaluation after them; 0: none do.", free},
+      {"eval.threads", integer_key{AT(eval.threads), 1, 1024}, "threads",
+       "Threads of evaluations, beside those of the lanes. They change rounding.", free},
 
       {"checkpoint.every", integer_key{AT(checkpoint.every), 0}, "steps",
        "Rhythm; 0: only at the end and when stopped.", free},
       {"checkpoint.keep", integer_key{AT(checkpoint.keep), 1, 1 << 20}, "",
-       "Newest good checkpoints that stay.", free},
+       "Newest good checkpoints that stay. The best by held-out `tau` or loss stays too.", free},
+      {"checkpoint.keep_every", integer_key{AT(checkpoint.keep_every), 0}, "steps",
+       "Checkpoints at multiples of it are saved and stay for good; 0: none.", free},
       {"checkpoint.export_dtype", text_key{AT(checkpoint.export_dtype), {"bf16", "fp32"}}, "",
        "Type of the drafter's weights in `model.safetensors`; masters beside it are fp32.", free},
 

@@ -61,9 +61,10 @@ struct draft_section {
 };
 
 struct data_section {
-  std::vector<std::string> train;  // token shards
-  std::int64_t row_tokens = 2048;  // T
-  std::int64_t anchors = 512;      // A, per row
+  std::vector<std::string> train;     // token shards
+  std::vector<std::string> held_out;  // token shards that evaluations measure the loss on
+  std::int64_t row_tokens = 2048;     // T
+  std::int64_t anchors = 512;         // A, per row
   std::int64_t epochs = 1;
   std::uint64_t keep_hidden_states = 0;  // bytes on disk for hidden states of later epochs; 0: off
   std::string hidden_states;             // folder of `dflash capture`; empty: the target makes them
@@ -113,9 +114,19 @@ struct layout_section {
   bool operator==(const layout_section&) const = default;
 };
 
+struct eval_section {
+  std::int64_t every = 0;            // steps; 0: no evaluation while training
+  std::vector<std::string> prompts;  // prompt shards, for tau
+  std::int64_t max_new_tokens = 128;
+  std::int64_t patience = 0;  // evaluations in a row without a better one; 0: never stops
+  std::int64_t threads = 1;   // beside training; changes bits of the figures
+  bool operator==(const eval_section&) const = default;
+};
+
 struct checkpoint_section {
   std::int64_t every = 500;           // steps; 0: only at the end
   std::int64_t keep = 2;              // newest good ones
+  std::int64_t keep_every = 0;        // steps: multiples of it stay too; 0: none
   std::string export_dtype = "bf16";  // "bf16" | "fp32" of model.safetensors beside it
   bool operator==(const checkpoint_section&) const = default;
 };
@@ -148,6 +159,7 @@ struct run_config {
   loss_section loss;
   optim_section optim;
   layout_section layout;
+  eval_section eval;
   checkpoint_section checkpoint;
   metrics_section metrics;
   profile_section profile;

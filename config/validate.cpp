@@ -80,6 +80,27 @@ void check_data(const run_config& c) {
           "a shard is listed twice: " + path, "data.train", "list it once; see data.epochs");
 }
 
+void check_eval(const run_config& c) {
+  const bool nothing = c.data.held_out.empty() && c.eval.prompts.empty();
+  if (c.eval.every > 0 && nothing)
+    throw error("there is nothing to evaluate with",
+                "eval.every",
+                "give prompt shards in eval.prompts, token shards in data.held_out, or both");
+  if (c.eval.every == 0 && c.eval.patience > 0)
+    throw error("patience is set, but nothing is evaluated",
+                "eval.patience",
+                "set eval.every, or leave patience out");
+  if (c.eval.every == 0 && !nothing)
+    throw error("held-out data is given, but nothing is evaluated",
+                c.eval.prompts.empty() ? "data.held_out" : "eval.prompts",
+                "set eval.every in steps, or leave it out");
+  for (const std::string& path : c.data.held_out)
+    if (std::count(c.data.train.begin(), c.data.train.end(), path) > 0)
+      throw error("a shard is trained on and held out: " + path,
+                  "data.held_out",
+                  "leave it out of one of the two");
+}
+
 void check_loss(const run_config& c) {
   const loss_section& loss = c.loss;
   double sum = 0.0;
@@ -139,6 +160,7 @@ void validate(const run_config& config) {
   check_required(config);
   check_draft(config.draft);
   check_data(config);
+  check_eval(config);
   check_loss(config);
   check_optim(config.optim);
   check_lanes(config.layout.targets, "layout.targets");

@@ -34,8 +34,14 @@ using coordinator_actor = caf::typed_actor<
     caf::reacts_to<batch_dropped>,
     // too many batches in a row were dropped
     caf::reacts_to<give_up>,
+    // the copy for a checkpoint is made
+    caf::reacts_to<snapshot_made>,
     // a checkpoint is on disk, or is not
     caf::reacts_to<save_done>,
+    // figures of a checkpoint
+    caf::reacts_to<evaluated>,
+    // evaluations are on disk, or are not
+    caf::reacts_to<record_done>,
     // metrics has written a step: its report need not be kept
     caf::reacts_to<step_noted>,
     // to itself: start a group of actors again
@@ -110,11 +116,27 @@ using drafter_actor = caf::typed_actor<
     caf::reacts_to<step_part>,
     // all replicas have reduced: update
     caf::reacts_to<step_go>,
-    // write a checkpoint
+    // copy what a checkpoint needs
     caf::reacts_to<save_request>,
     // its own fuse: a batch came without room for it
     caf::reacts_to<refused_batch>,
     // to itself: train one batch
+    caf::reacts_to<next_atom>>;
+
+// Writes checkpoints beside training, keeps and removes them. Detached (disk).
+using checkpointer_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // write this one
+    caf::reacts_to<snapshot_taken>,
+    // write evaluations, point `best` at the best
+    caf::reacts_to<evaluation_record>>;
+
+// Held-out figures of checkpoints, beside training. Detached.
+using evaluator_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
+    // evaluate the drafter of this checkpoint
+    caf::reacts_to<evaluate_request>,
+    // to itself: one more piece of it
     caf::reacts_to<next_atom>>;
 
 // Running sums, progress line, metrics.jsonl. Scheduled; never stops training.
@@ -124,6 +146,10 @@ using metrics_actor = caf::typed_actor<
     caf::reacts_to<batch_report>,
     // a step is committed
     caf::reacts_to<step_done>,
+    // a checkpoint is evaluated
+    caf::reacts_to<evaluation_note>,
+    // how saving goes
+    caf::reacts_to<save_counts>,
     // write everything up to this step; answers with the step when it is on disk
     caf::replies_to<flush_metrics>::with<uint64_t>>;
 
@@ -150,6 +176,8 @@ struct pipeline_links {
   std::vector<target_actor> targets;           // [N]
   std::vector<postprocess_actor> postprocess;  // [N], and one for the loader if states are kept
   std::vector<drafter_actor> drafters;         // [M]
+  checkpointer_actor checkpointer;
+  evaluator_actor evaluator;  // invalid: nothing is evaluated
   metrics_actor metrics;
   profiler_actor profiler;    // invalid: profiling is off
   inspector_actor inspector;  // invalid: nobody may look

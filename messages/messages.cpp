@@ -15,6 +15,8 @@ const char* stage_name(stage which) {
       "reduce",
       "update",
       "save",
+      "snapshot",
+      "evaluate",
   };
   return names[static_cast<size_t>(which)];
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,9 +15,11 @@
 
 namespace dflash {
 
-struct batch;           // data/batches.hpp
-struct step_sums;       // model/loss.hpp
-struct pipeline_links;  // messages/actors.hpp
+struct batch;              // data/batches.hpp
+struct step_sums;          // model/loss.hpp
+struct pipeline_links;     // messages/actors.hpp
+struct evaluation;         // model/evaluation_history.hpp
+class evaluation_history;  // model/evaluation_history.hpp
 
 // ---- life of the pipeline -----------------------------------------------------------------------
 
@@ -54,13 +57,27 @@ struct watch_tick {};
 
 enum class run_status { completed, stopped, failed };
 
+// Saves of this process; to metrics whenever one of them has ended.
+struct save_counts {
+  uint64_t written = 0;
+  uint64_t failed = 0;  // the records of evaluations among them
+  uint64_t waited = 0;  // the next one was due before one was on disk: training waited
+  int64_t waited_ns = 0;
+  int64_t copied_ns = 0;   // in the drafter's step, over all of them
+  int64_t written_ns = 0;  // beside training
+};
+
 // From the coordinator to whoever started the run, last of all.
 struct run_outcome {
   run_status status = run_status::failed;
   uint64_t steps = 0;              // committed, over the whole run
   uint64_t saved_step = 0;         // of the newest checkpoint; 0: none
-  std::string reason;              // of a failure: which actor, why
+  std::string reason;              // of a failure: which actor, why; of an early stop
+  bool stopped_early = false;      // completed, since evaluations became no better
   std::vector<std::string> stuck;  // actors that did not end when asked: their threads still run
+  save_counts saves;
+  std::shared_ptr<const evaluation_history> evaluations;  // of the whole run; null: none
+  int64_t eval_waited_ns = 0;                             // the go waited for an evaluation
 };
 
 // ---- tokens -------------------------------------------------------------------------------------
@@ -250,6 +267,8 @@ enum class stage : uint8_t {
   reduce,
   update,
   save,
+  snapshot,
+  evaluate,
   count
 };
 const char* stage_name(stage which);
@@ -262,19 +281,65 @@ struct stage_time {
 
 // ---- checkpoints --------------------------------------------------------------------------------
 
-// Coordinator to drafter 0: write what is needed to go on after `steps` committed steps.
+// Coordinator to drafter 0: copy what is needed to go on after `steps` committed steps.
 struct save_request {
   uint64_t steps = 0;
   uint64_t next_k = 0;
   std::vector<uint64_t> dropped;  // k of all dropped batches so far
   uint64_t skipped_steps = 0;
+  std::vector<uint64_t> kept_steps;  // checkpoints that must not be removed after it
 };
 
-// Drafter 0 to coordinator. A failed save does not end the run: older checkpoints stand.
+// Drafter 0 to checkpointer: the copy, behind the function that writes it (blocks; throws where the
+// disk refuses).
+struct snapshot_taken {
+  uint64_t steps = 0;
+  int64_t copied_ns = 0;
+  std::shared_ptr<const std::function<void()>> write;
+};
+
+// Drafter 0 to coordinator: the copy is made and on its way to the checkpointer.
+struct snapshot_made {
+  uint64_t steps = 0;
+};
+
+// Checkpointer to coordinator, or drafter 0 if it could not make the copy. A failed save does not
+// end the run: older checkpoints stand.
 struct save_done {
   uint64_t steps = 0;
   bool good = false;
   std::string error;
+  int64_t copied_ns = 0;
+  int64_t written_ns = 0;
+};
+
+// Coordinator to evaluator: the checkpoint after so many steps is on disk.
+struct evaluate_request {
+  uint64_t steps = 0;
+};
+
+// Evaluator to coordinator. Without a result: it cannot be made.
+struct evaluated {
+  uint64_t steps = 0;
+  std::shared_ptr<const evaluation> result;
+  std::string error;
+};
+
+// Coordinator to checkpointer: put the evaluations on disk, let `best` point to the best one.
+struct evaluation_record {
+  std::shared_ptr<const evaluation_history> history;
+  std::vector<uint64_t> kept_steps;  // as in save_request
+};
+
+// Checkpointer to coordinator; empty: it is on disk.
+struct record_done {
+  std::string error;
+};
+
+// Coordinator to metrics: one more evaluation of the run.
+struct evaluation_note {
+  std::shared_ptr<const evaluation_history> history;
+  uint64_t index = 0;  // in it
 };
 
 // ---- inspector: leaves the process --------------------------------------------------------------

@@ -19,6 +19,7 @@
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "data/safetensors.hpp"
+#include "model/checkpoint_retention.hpp"
 
 namespace dflash {
 
@@ -35,12 +36,13 @@ constexpr const char* checksums_file = "checksums";
 constexpr std::array<const char*, 5> listed_files = {
     tensors_file, state_file, config_file, "model.safetensors", "config.json"};
 constexpr uint64_t max_small_file = 16 << 20;
+constexpr int64_t state_format = 1;
 
 // ---- reading and writing single files
 // -------------------------------------------------------------
 
 std::string state_json(const checkpoint_state& s) {
-  const nlohmann::json j = {{"format", 1},
+  const nlohmann::json j = {{"format", state_format},
                             {"steps", s.steps},
                             {"next_k", s.next_k},
                             {"total_steps", s.total_steps},
@@ -62,7 +64,11 @@ checkpoint_state parse_state(const fs::path& file) {
   checkpoint_state s;
   try {
     const auto j = nlohmann::json::parse(read_file(file, max_small_file));
-    if (j.at("format").get<uint64_t>() != 1) throw error("unknown format", file.string());
+    if (const auto format = j.at("format").get<int64_t>(); format != state_format)
+      throw error(
+          fmt::format("format {} is not known, this program reads {}", format, state_format),
+          file.string(),
+          "use the program that wrote it");
     j.at("steps").get_to(s.steps);
     j.at("next_k").get_to(s.next_k);
     j.at("total_steps").get_to(s.total_steps);
@@ -87,26 +93,10 @@ std::span<const std::byte> as_bytes(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// Every tensor that decides how training goes on, in one fixed order. They share the trainer's
-// memory.
-std::vector<std::pair<std::string, at::Tensor>> trainer_tensors(drafter_trainer& trainer) {
-  std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& [name, tensor] : named_tensors(trainer.masters()))
-    all.emplace_back("master." + name, *tensor);
-  if (const drafter_weights* average = trainer.average())
-    for (const auto& [name, tensor] : named_tensors(*average))
-      all.emplace_back("ema." + name, *tensor);
-  for (auto& [name, tensor] : trainer.state().state()) all.emplace_back(name, tensor);
-  return all;
-}
-
-void write_trainer(const fs::path& file, drafter_trainer& trainer) {
-  std::vector<at::Tensor> kept;  // alive as long as the views
+void write_trainer(const fs::path& file, const trainer_snapshot& snapshot) {
   std::vector<st_view> views;
-  for (const auto& [name, tensor] : trainer_tensors(trainer)) {
-    kept.push_back(tensor.to(at::kCPU, at::kFloat).contiguous());
-    views.push_back({name, st_dtype::f32, tensor.sizes().vec(), as_bytes(kept.back())});
-  }
+  for (const auto& [name, tensor] : snapshot.tensors)
+    views.push_back({name, st_dtype::f32, tensor.sizes().vec(), as_bytes(tensor)});
   write_safetensors(file, views);
 }
 
@@ -160,50 +150,8 @@ std::map<std::string, checksum> parse_checksums(const fs::path& file) {
 // ---- folders
 // --------------------------------------------------------------------------------------
 
-// N of "step-N"; nothing for other names.
-std::optional<uint64_t> number_of(const std::string& name) {
-  if (name.rfind(prefix, 0) != 0) return std::nullopt;
-  const char* begin = name.data() + std::strlen(prefix);
-  const char* end = name.data() + name.size();
-  uint64_t number = 0;
-  const auto [stopped, status] = std::from_chars(begin, end, number);
-  if (status != std::errc() || stopped != end || begin == end) return std::nullopt;
-  return number;
-}
-
 std::string folder_name(uint64_t steps) {
   return prefix + std::to_string(steps);
-}
-
-// Good as far as names and sizes tell, newest first.
-std::vector<fs::path> whole_checkpoints(const fs::path& checkpoints) {
-  std::vector<std::pair<uint64_t, fs::path>> found;
-  for (const auto& entry : fs::directory_iterator(checkpoints)) {
-    const auto number = number_of(entry.path().filename());
-    if (number && check_checkpoint(entry.path(), false).empty())
-      found.emplace_back(*number, entry.path());
-  }
-  std::sort(found.rbegin(), found.rend());
-  std::vector<fs::path> paths;
-  for (auto& [number, path] : found) paths.push_back(std::move(path));
-  return paths;
-}
-
-void point_latest_at(const fs::path& checkpoints, const std::string& name) {
-  const fs::path aside = checkpoints / "latest.tmp";
-  fs::remove(aside);
-  fs::create_directory_symlink(name, aside);
-  fs::rename(aside, checkpoints / "latest");
-  fsync_directory(checkpoints);
-}
-
-// Renamed first, so that no half removed folder carries the name of a checkpoint.
-void remove_folder(const fs::path& folder) {
-  fs::path aside = folder;
-  aside += unfinished;
-  fs::remove_all(aside);
-  fs::rename(folder, aside);
-  fs::remove_all(aside);
 }
 
 std::string what_latest_lacks(const fs::path& checkpoints) {
@@ -214,6 +162,20 @@ std::string what_latest_lacks(const fs::path& checkpoints) {
 }
 
 }  // namespace
+
+std::optional<uint64_t> checkpoint_number(const std::string& name) {
+  if (name.rfind(prefix, 0) != 0) return std::nullopt;
+  const char* begin = name.data() + std::strlen(prefix);
+  const char* end = name.data() + name.size();
+  uint64_t number = 0;
+  const auto [stopped, status] = std::from_chars(begin, end, number);
+  if (status != std::errc() || stopped != end || begin == end) return std::nullopt;
+  return number;
+}
+
+fs::path checkpoint_folder(const fs::path& checkpoints, uint64_t steps) {
+  return checkpoints / folder_name(steps);
+}
 
 std::string check_checkpoint(const fs::path& folder, bool deep) {
   try {
@@ -231,9 +193,13 @@ std::string check_checkpoint(const fs::path& folder, bool deep) {
       if (failure) return fmt::format("{}: {}", name, failure.message());
       if (size != sum->second.size)
         return fmt::format("{} has {} bytes instead of {}", name, size, sum->second.size);
+      if (size > max_small_file && !fs::path(name).extension().string().ends_with("safetensors"))
+        return fmt::format("{} has {} bytes, more than any checkpoint's", name, size);
     }
     const checkpoint_state state = parse_state(folder / state_file);
-    if (folder.filename() != folder_name(state.steps))
+    // `latest` and `best` are links.
+    const fs::path named = fs::is_symlink(folder) ? fs::canonical(folder) : folder;
+    if (named.filename() != folder_name(state.steps))
       return fmt::format("its {} says step {}", state_file, state.steps);
     if (!deep) return {};
     for (const char* name : listed_files)
@@ -245,7 +211,7 @@ std::string check_checkpoint(const fs::path& folder, bool deep) {
   }
 }
 
-checkpoint_scan find_checkpoint(const fs::path& checkpoints) {
+checkpoint_scan find_checkpoint(const fs::path& checkpoints, const checkpoint_check& suits) {
   checkpoint_scan scan;
   std::map<std::string, std::string> refused;
   std::vector<std::pair<uint64_t, fs::path>> candidates;
@@ -253,10 +219,10 @@ checkpoint_scan find_checkpoint(const fs::path& checkpoints) {
   for (const auto& entry : fs::directory_iterator(checkpoints, missing)) {
     const std::string name = entry.path().filename();
     const bool cut_off = name.size() > std::strlen(unfinished) && name.ends_with(unfinished) &&
-                         number_of(name.substr(0, name.size() - std::strlen(unfinished)));
+                         checkpoint_number(name.substr(0, name.size() - std::strlen(unfinished)));
     if (cut_off) {
       refused[name] = "a save that was cut off";
-    } else if (const auto number = number_of(name)) {
+    } else if (const auto number = checkpoint_number(name)) {
       const std::string why = check_checkpoint(entry.path(), false);
       if (why.empty())
         candidates.emplace_back(*number, entry.path());
@@ -265,28 +231,41 @@ checkpoint_scan find_checkpoint(const fs::path& checkpoints) {
     }
   }
   std::sort(candidates.rbegin(), candidates.rend());
+  std::optional<fs::path> foreign;  // the newest whole one that does not suit
   for (const auto& [number, path] : candidates) {
-    const std::string why = check_checkpoint(path, true);
+    std::string why = check_checkpoint(path, true);
     if (why.empty()) {
-      scan.newest = path;
-      scan.state = parse_state(path / state_file);
-      break;
+      const checkpoint_state state = parse_state(path / state_file);
+      if (suits) why = suits(path, state);
+      if (why.empty()) {
+        scan.newest = path;
+        scan.state = state;
+        break;
+      }
+      if (!foreign) foreign = path;
     }
     refused[path.filename()] = why;
   }
+  if (!scan.newest && foreign) {
+    scan.newest = foreign;
+    scan.state = parse_state(*foreign / state_file);
+    refused.erase(foreign->filename());
+  }
   for (auto& [name, why] : refused) scan.refusals.push_back({name, why});
   scan.latest_note = what_latest_lacks(checkpoints);
-  scan.nothing_there = !scan.newest && scan.refusals.empty();
+  // A save that was cut off never was a checkpoint, and the last good one is never removed.
+  scan.nothing_there = !scan.newest && std::all_of(refused.begin(), refused.end(), [](auto& r) {
+    return r.first.ends_with(unfinished);
+  });
   return scan;
 }
 
-void save_checkpoint(const fs::path& checkpoints,
-                     checkpoint_state state,
-                     drafter_trainer& trainer,
-                     const checkpoint_options& options) {
-  DFLASH_CHECK(options.keep >= 1, "a run keeps at least one checkpoint", options.keep);
+void write_checkpoint(const fs::path& checkpoints,
+                      checkpoint_state state,
+                      const trainer_snapshot& snapshot,
+                      const checkpoint_options& options) {
   fs::create_directories(checkpoints);
-  state.updates = trainer.state().updates();
+  state.updates = snapshot.updates;
   const std::string name = folder_name(state.steps);
   const fs::path folder = checkpoints / name;
   fs::path aside = folder;
@@ -294,18 +273,18 @@ void save_checkpoint(const fs::path& checkpoints,
   fs::remove_all(aside);
   try {
     fs::create_directory(aside);
-    write_trainer(aside / tensors_file, trainer);
+    write_trainer(aside / tensors_file, snapshot);
     write_file_atomically(aside / state_file, state_json(state));
     write_file_atomically(aside / config_file, options.config_toml);
     // z-lab's form where it can say all: it knows no draft vocabulary.
-    const bool whole = trainer.config().draft_ids.empty();
+    const bool whole = snapshot.config.draft_ids.empty();
     write_drafter_files(aside,
-                        trainer.config(),
-                        trainer.exported(),
+                        snapshot.config,
+                        snapshot.exported,
                         {.form = whole ? drafter_form::zlab : drafter_form::speculators,
                          .dtype = options.export_dtype,
                          .extras = options.extras,
-                         .head = whole ? at::Tensor() : trainer.head()});
+                         .head = whole ? at::Tensor() : snapshot.head});
     write_file_atomically(aside / checksums_file, checksums_text(aside));
     fsync_directory(aside);
     if (fs::exists(fs::symlink_status(folder))) {  // damaged: the run came here from before it
@@ -320,9 +299,7 @@ void save_checkpoint(const fs::path& checkpoints,
     fs::remove_all(aside, ignored);
     throw;
   }
-  point_latest_at(checkpoints, name);
-  const auto whole = whole_checkpoints(checkpoints);
-  for (size_t i = static_cast<size_t>(options.keep); i < whole.size(); ++i) remove_folder(whole[i]);
+  point_link(checkpoints, "latest", state.steps);
 }
 
 void load_checkpoint(const fs::path& folder,
@@ -352,6 +329,14 @@ void load_checkpoint(const fs::path& folder,
   }
   trainer.state().set_updates(state.updates);
   trainer.refresh_compute();
+}
+
+std::optional<checkpoint_state> load_newest_checkpoint(const fs::path& checkpoints,
+                                                       drafter_trainer& trainer) {
+  const checkpoint_scan scan = find_checkpoint(checkpoints);
+  if (!scan.newest) return std::nullopt;
+  load_checkpoint(*scan.newest, scan.state, trainer);
+  return scan.state;
 }
 
 }  // namespace dflash

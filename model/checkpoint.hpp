@@ -14,12 +14,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "model/drafter_step.hpp"
 #include "model/export.hpp"
+#include "model/trainer_snapshot.hpp"
 
 namespace dflash {
 
@@ -45,16 +47,14 @@ struct checkpoint_options {
   std::string config_toml;  // config.toml
   at::ScalarType export_dtype = at::kBFloat16;
   drafter_extras extras;
-  int64_t keep = 2;  // newest good ones, the new one included; >= 1
 };
 
-// Writes CHECKPOINTS/step-N and then removes good checkpoints beyond the newest `keep`; damaged
-// ones do not count and stay. Fills state.updates. Blocks. Throws where the disk refuses; what was
-// there before is untouched then.
-void save_checkpoint(const std::filesystem::path& checkpoints,
-                     checkpoint_state state,
-                     drafter_trainer& trainer,
-                     const checkpoint_options& options);
+// Writes CHECKPOINTS/step-N and points `latest` at it. Blocks. Throws where the disk refuses; what
+// was there before is untouched then.
+void write_checkpoint(const std::filesystem::path& checkpoints,
+                      checkpoint_state state,
+                      const trainer_snapshot& snapshot,
+                      const checkpoint_options& options);
 
 struct checkpoint_scan {
   struct refused {
@@ -65,13 +65,17 @@ struct checkpoint_scan {
   checkpoint_state state;                       // of that one
   std::vector<refused> refusals;                // in order of name
   std::string latest_note;                      // what is wrong with `latest`; empty: nothing
-  bool nothing_there = false;                   // no checkpoint, good or bad
+  bool nothing_there = false;  // no checkpoint, good or bad; at most a first save that was cut off
 };
 
 // Looks for the newest good checkpoint: by the number in state.json, which must be the folder's,
 // and by a passed check of all its bytes; neither by order of names nor by time. Folders of other
-// names are ignored.
-checkpoint_scan find_checkpoint(const std::filesystem::path& checkpoints);
+// names are ignored. `suits` says why a whole checkpoint is not this run's own (empty: it is):
+// such ones are refused as long as an older one suits; if none does, the newest is given.
+using checkpoint_check =
+    std::function<std::string(const std::filesystem::path&, const checkpoint_state&)>;
+checkpoint_scan find_checkpoint(const std::filesystem::path& checkpoints,
+                                const checkpoint_check& suits = {});
 
 // Fills masters, moments and update count of a trainer of the same shape. Throws error naming file
 // and tensor for anything missing, spare or of another shape.
@@ -79,8 +83,17 @@ void load_checkpoint(const std::filesystem::path& folder,
                      const checkpoint_state& state,
                      drafter_trainer& trainer);
 
-// Why this folder is not a whole checkpoint; empty: it is. `deep`: reads and checks all bytes, else
-// names and sizes only.
+// The newest good checkpoint into a trainer of the same shape, and where it stands; nothing: there
+// is none. What a drafter goes on from that has lost its state and has no replica.
+std::optional<checkpoint_state> load_newest_checkpoint(const std::filesystem::path& checkpoints,
+                                                       drafter_trainer& trainer);
+
+// Why this folder (or what the link points to) is not a whole checkpoint; empty: it is. `deep`:
+// reads and checks all bytes, else names and sizes only.
 std::string check_checkpoint(const std::filesystem::path& folder, bool deep);
+
+// N of "step-N"; nothing for other names.
+std::optional<uint64_t> checkpoint_number(const std::string& name);
+std::filesystem::path checkpoint_folder(const std::filesystem::path& checkpoints, uint64_t steps);
 
 }  // namespace dflash

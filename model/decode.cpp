@@ -86,6 +86,7 @@ public:
     blocks_.resize(slots);
     if (drafts_ != nullptr) drafts_->start(narrow<int64_t>(slots), capacity);
     while (true) {
+      if (options_.between_passes) options_.between_passes();
       prefill();
       if (at_work() > 0)
         verify();

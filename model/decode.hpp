@@ -31,6 +31,7 @@ struct decode_options {
   std::vector<int> keep_taps = {};  // also keep the taps of every committed row (for a walk)
   sampling_options sampling = {};   // greedy unless it has a temperature
   uint64_t first_prompt = 0;        // key of prompts[0] in draws; the others follow
+  std::function<void()> between_passes = {};  // an exception of it gives all up; may be empty
 };
 
 /// Counts of verify passes; the prefill pass and the token it yields are outside. tau = committed ÷

@@ -63,6 +63,20 @@ at::Tensor activated(const at::Tensor& gate_up) {
 
 }  // namespace
 
+batch with_valid_anchors(const batch& tokens) {
+  batch out = tokens;
+  out.anchors.clear();
+  out.anchor_valid.clear();
+  out.prefix.clear();
+  for (size_t a = 0; a < tokens.anchors.size(); ++a) {
+    if (!tokens.anchor_valid[a]) continue;
+    out.anchors.push_back(tokens.anchors[a]);
+    out.anchor_valid.push_back(1);
+    if (!tokens.prefix.empty()) out.prefix.push_back(tokens.prefix[a]);
+  }
+  return out;
+}
+
 pass_plan plan_pass(const drafter_config& c, const batch& tokens, const at::Device& device) {
   const size_t blocks = tokens.anchors.size(), b = static_cast<size_t>(c.block_size);
   const size_t rows = tokens.input_ids.size();

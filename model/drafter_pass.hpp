@@ -27,6 +27,8 @@ struct pass_plan {
   at::Tensor context_positions;     // [C] int32
   kernel::attention_layout layout;  // without window, causality and first_slot, which are a layer's
 };
+// The batch without its empty anchor slots: less work where shapes need not stay fixed.
+batch with_valid_anchors(const batch& tokens);
 // Tensors on `device`.
 pass_plan plan_pass(const drafter_config& config, const batch& tokens, const at::Device& device);
 

@@ -19,24 +19,6 @@ frozen_parts frozen_parts_of(const target& t) {
           .logit_cap = t.config().logit_cap};
 }
 
-namespace {
-
-batch with_valid_anchors(const batch& tokens) {
-  batch out = tokens;
-  out.anchors.clear();
-  out.anchor_valid.clear();
-  out.prefix.clear();
-  for (size_t a = 0; a < tokens.anchors.size(); ++a) {
-    if (!tokens.anchor_valid[a]) continue;
-    out.anchors.push_back(tokens.anchors[a]);
-    out.anchor_valid.push_back(1);
-    if (!tokens.prefix.empty()) out.prefix.push_back(tokens.prefix[a]);
-  }
-  return out;
-}
-
-}  // namespace
-
 struct drafter_trainer::implementation {
   implementation(drafter_config shape,
                  const loss_section& loss,

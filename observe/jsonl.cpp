@@ -1,6 +1,7 @@
 #include "observe/jsonl.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -91,6 +92,11 @@ void jsonl_writer::write(const json_object& line) {
   }
 }
 
+bool jsonl_writer::is_removed() const {
+  struct stat status = {};
+  return file_ < 0 || ::fstat(file_, &status) != 0 || status.st_nlink == 0;
+}
+
 cut_report truncate_after(const std::filesystem::path& path, std::uint64_t step) {
   cut_report report;
   std::error_code problem;
@@ -112,6 +118,18 @@ cut_report truncate_after(const std::filesystem::path& path, std::uint64_t step)
   std::filesystem::resize_file(path, kept, problem);
   if (problem) throw error("cannot be cut back: " + problem.message(), path.string());
   return report;
+}
+
+std::uint64_t last_step_of_kind(const std::filesystem::path& path, std::string_view kind) {
+  std::ifstream in(path, std::ios::binary);
+  std::uint64_t step = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.find(kind) == std::string::npos) continue;
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || json.value("kind", "") != kind) continue;
+    if (const auto found = read_step(line); found && found->step) step = *found->step;
+  }
+  return step;
 }
 
 }  // namespace dflash

@@ -57,6 +57,8 @@ public:
   /// Appends one line; whoever reads the file sees it at once. Throws std::system_error if the disk
   /// is full or fails; nothing of the line is left in the file then, and a later write may work.
   void write(const json_object& line);
+  /// Somebody removed the file: lines go nowhere.
+  bool is_removed() const;
 
   const std::filesystem::path& path() const { return path_; }
 
@@ -74,5 +76,8 @@ struct cut_report {
 /// damaged or incomplete. Lines without a "step" stay with what is before them. A missing file is
 /// an empty one. Throws error if the file cannot be changed.
 cut_report truncate_after(const std::filesystem::path& path, std::uint64_t step);
+
+/// "step" of the last line with this "kind"; 0: there is none, or no file.
+std::uint64_t last_step_of_kind(const std::filesystem::path& path, std::string_view kind);
 
 }  // namespace dflash

@@ -55,6 +55,8 @@ struct train_progress {
   std::uint64_t total_steps = 0;
   std::optional<double> loss = {};
   std::optional<double> accept_len = {};
+  std::optional<double> tau = {};            // of the last evaluation
+  std::optional<double> held_out_loss = {};  // likewise
   std::optional<double> tokens_per_second = {};
   double drafters_wait = 0.0;  // share of the time in which drafters wait for hidden states
   double targets_wait = 0.0;   // share of the time in which targets wait for room
@@ -63,6 +65,7 @@ struct train_progress {
   std::optional<std::chrono::nanoseconds> time_left = {};
   std::uint64_t skipped_steps = 0;
   std::uint64_t restarts = 0;
+  std::uint64_t failed_saves = 0;
 };
 
 /// "step 120/1500  loss 3.214  accept_len 1.52  8.41k tokens/s  drafters wait for targets 35 %

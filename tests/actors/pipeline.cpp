@@ -199,15 +199,19 @@ TEST_CASE("a stop finishes the open step, saves and ends in order") {
 
 TEST_CASE("a checkpoint that cannot be written leaves training alone until the end") {
   training t({.steps = 6, .save_every = 2});
-  t.parts().drafters[0].save = [](const save_request& r) {
-    if (r.steps < 6) throw std::runtime_error("disk full");
+  t.parts().drafters[0].snapshot = [](const save_request& r) {
+    return [r] {
+      if (r.steps < 6) throw std::runtime_error("disk full");
+    };
   };
   const auto result = t.run();
   CHECK(result.outcome.status == run_status::completed);
   CHECK(result.outcome.saved_step == 6);
+  CHECK(result.outcome.saves.failed == 2);
+  CHECK(result.outcome.saves.written == 1);
   training last({.steps = 6});
-  last.parts().drafters[0].save = [](const save_request&) {
-    throw std::runtime_error("disk full");
+  last.parts().drafters[0].snapshot = [](const save_request&) {
+    return [] { throw std::runtime_error("disk full"); };
   };
   const auto failed = last.run();
   CHECK(failed.outcome.status == run_status::failed);

@@ -38,7 +38,7 @@ pipeline_parts parts_of(uint32_t targets, uint32_t drafters, int64_t steps, uint
   p.finite = sim_hand_over({mean / 5, true, 1});
   for (uint32_t i = 0; i < drafters; ++i)
     p.drafters.push_back(sim_drafter({mean, true, i}, {mean / 10, true, i}));
-  p.drafters[0].save = [](const save_request&) {};
+  p.drafters[0].snapshot = [](const save_request&) { return [] {}; };
   return p;
 }
 

@@ -357,7 +357,7 @@ TEST_CASE("a loader that keeps failing ends the run, metrics that keeps failing 
   }
   SECTION("metrics") {
     victim = "metrics";
-    t.parts().save_every = 5;
+    t.parts().saves.every = 5;
     const auto result = run_in_time(t);
     REQUIRE(result.outcome.status == run_status::completed);
     CHECK(state_of(result, "metrics") == activity_text(activity::retired));
@@ -480,8 +480,8 @@ TEST_CASE("a run that stands still is stopped, and those that cannot end are nam
 TEST_CASE("a checkpoint that takes long is no stall") {
   training t({.targets = 1, .drafters = 1, .steps = 6, .save_every = 3});
   t.parts().stall_floor = std::chrono::milliseconds(200);
-  t.parts().drafters[0].save = [](const save_request&) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  t.parts().drafters[0].snapshot = [](const save_request&) {
+    return [] { std::this_thread::sleep_for(std::chrono::milliseconds(600)); };
   };
   const auto result = run_in_time(t);
   INFO(result.outcome.reason);

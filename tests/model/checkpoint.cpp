@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones_like.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "data/safetensors.hpp"
+#include "model/checkpoint_retention.hpp"
 #include "tests/model/decode_fixture.hpp"
 
 using namespace dflash;
@@ -43,7 +45,10 @@ void save(const fs::path& folder, drafter_trainer& t, uint64_t steps, int64_t ke
   state.steps = steps;
   state.next_k = 4 * steps;
   state.dropped = {3};
-  save_checkpoint(folder, state, t, {"[run]\n", at::kBFloat16, {}, keep});
+  trainer_snapshot copy;
+  take_snapshot(t, copy);
+  write_checkpoint(folder, state, copy, {"[run]\n", at::kBFloat16, {}});
+  prune_checkpoints(folder, {keep, 0, {}});
 }
 
 void copy_folder(const fs::path& from, const fs::path& to) {
@@ -91,6 +96,12 @@ TEST_CASE("a checkpoint brings back weights, moments and counts") {
   update(*b);
   CHECK(at::equal(a->flat_masters(), b->flat_masters()));
 
+  SECTION("the newest one comes back by its folder") {
+    const auto c = trainer();
+    CHECK(load_newest_checkpoint(folder.path(), *c)->steps == 7);
+    CHECK(c->state().updates() == 1);
+    CHECK_FALSE(load_newest_checkpoint(folder.path() / "none", *c));
+  }
   SECTION("another optimizer's moments are refused by name") {
     const auto other = trainer("adamw");
     CHECK_THROWS_AS(load_checkpoint(*scan.newest, scan.state, *other), error);
@@ -103,7 +114,9 @@ TEST_CASE("a moving average is saved in fp32, goes on to the bit, and is what is
   update(*a);
   checkpoint_state state;
   state.steps = 1;
-  save_checkpoint(folder.path(), state, *a, {"[run]\n", at::kFloat, {}, 1});
+  trainer_snapshot copy;
+  take_snapshot(*a, copy);
+  write_checkpoint(folder.path(), state, copy, {"[run]\n", at::kFloat, {}});
   const auto scan = find_checkpoint(folder.path());
   REQUIRE(scan.newest);
   const auto b = trainer("adamw", 0.5);
@@ -191,8 +204,10 @@ TEST_CASE("the newest good checkpoint is chosen by number and check, the others 
   }
 }
 
-TEST_CASE("an empty or missing folder of checkpoints is no damage") {
+TEST_CASE("an empty or missing folder of checkpoints is no damage, nor is a cut off first save") {
   const test::scratch_folder folder;
+  CHECK(find_checkpoint(folder.path()).nothing_there);
+  fs::create_directory(folder.path() / "step-2.tmp");
   CHECK(find_checkpoint(folder.path()).nothing_there);
   CHECK(find_checkpoint(folder.path() / "none").nothing_there);
 }
@@ -208,4 +223,70 @@ TEST_CASE("a save that fails leaves older checkpoints and no trace") {
   CHECK_FALSE(fs::exists(holder.path() / "step-2"));
   CHECK_FALSE(fs::exists(holder.path() / "step-2.tmp"));
   CHECK(find_checkpoint(holder.path()).newest->filename() == "step-1");
+}
+
+TEST_CASE("a snapshot stays as it was while its trainer goes on, and its memory is used again") {
+  const auto t = trainer("adamw", 0.5);
+  snapshot_buffer buffer;
+  const trainer_snapshot* first = nullptr;
+  {
+    const auto taken = buffer.take(*t);
+    first = taken.get();
+    CHECK(taken->bytes() == snapshot_bytes(*t));
+    const at::Tensor before = taken->tensors.front().second.clone();
+    update(*t);
+    CHECK(at::equal(taken->tensors.front().second, before));
+    CHECK_FALSE(at::equal(taken->tensors.front().second, *named_tensors(t->masters())[0].second));
+    const auto another = buffer.take(*t);  // the first is still being read
+    CHECK(another.get() != first);
+    CHECK(at::equal(another->tensors.front().second, *named_tensors(t->masters())[0].second));
+    first = another.get();
+  }
+  CHECK(buffer.take(*t).get() == first);
+}
+
+TEST_CASE("kept are the newest, the best, every n-th and what is named; leftovers go") {
+  const test::scratch_folder holder;
+  const fs::path folder = holder.path();
+  const auto t = trainer();
+  for (const uint64_t steps : {2, 4, 5, 6, 7, 8, 9}) save(folder, *t, steps, 99);
+  fs::create_directory(folder / "step-11.tmp");
+  point_link(folder, "best", 4);
+  fs::resize_file(folder / "step-5/model.safetensors", 3);  // damaged: neither counted nor removed
+  prune_checkpoints(folder, {1, 3, {2}});
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(folder)) left.push_back(entry.path().filename());
+  std::sort(left.begin(), left.end());
+  CHECK(left == std::vector<std::string>{
+                    "best", "latest", "step-2", "step-4", "step-5", "step-6", "step-9"});
+  CHECK(linked_checkpoint(folder, "best") == 4);
+  CHECK(linked_checkpoint(folder, "latest") == 9);
+  CHECK(check_checkpoint(folder / "best", true).empty());
+}
+
+TEST_CASE("checkpoints of another run, of another version and of absurd size are refused by name") {
+  const test::scratch_folder holder;
+  const fs::path folder = holder.path();
+  const auto t = trainer();
+  for (const uint64_t steps : {1, 2, 3}) save(folder, *t, steps, 99);
+  const auto not_three = [](const fs::path&, const checkpoint_state& state) {
+    return state.steps == 3 ? std::string("another run's") : std::string();
+  };
+  auto scan = find_checkpoint(folder, not_three);
+  REQUIRE(scan.newest);
+  CHECK(scan.newest->filename() == "step-2");
+  REQUIRE(scan.refusals.size() == 1);
+  CHECK(scan.refusals[0].why == "another run's");
+  // None suits: the caller says more about the newest than a list would.
+  scan = find_checkpoint(folder, [](const auto&, const auto&) { return std::string("no"); });
+  CHECK(scan.newest->filename() == "step-3");
+
+  const fs::path state = folder / "step-3/state.json";
+  std::string text = read_file(state);
+  text.replace(text.find("\"format\": 1"), 11, "\"format\": 7");
+  write_file_atomically(state, text);
+  CHECK_THAT(check_checkpoint(folder / "step-3", false), Catch::Contains("format 7"));
+  write_file_atomically(folder / "step-2/state.json", std::string(17 << 20, ' '));
+  CHECK_FALSE(check_checkpoint(folder / "step-2", false).empty());
+  CHECK(find_checkpoint(folder).newest->filename() == "step-1");
 }
