@@ -42,8 +42,12 @@ void check_lanes(const std::vector<std::string>& lanes) {
                   "use lanes cpu:0, cpu:1, ...");
 }
 
-bool reads_last(const run_config& config) {
-  return terms_of(config.loss).teacher();
+// A draft vocabulary reads it too: other labels become the best token of it that the target has.
+bool reads_last(const run_config& config, int64_t vocab) {
+  const draft_section& d = config.draft;
+  const bool some = d.vocab_size != 0 && d.vocab_size != vocab;
+  if (terms_of(config.loss).teacher() || some || !d.vocab_map.empty()) return true;
+  return d.init != "random" && d.init != "target" && !read_drafter_config(d.init).draft_ids.empty();
 }
 
 // Once more where a value is not finite: a fault passes, wrong weights stay.
@@ -74,7 +78,8 @@ int run_capture_command(const capture_options& given, const std::vector<std::str
       config.data.row_tokens,
       config.data.anchors,
       config.run.seed);
-  const bool last = given.last || given.form == capture_form_speculators || reads_last(config);
+  const bool last =
+      given.last || given.form == capture_form_speculators || reads_last(config, shape.vocab);
   capture_manifest wanted = make_manifest(source, drafter.taps, last);
   wanted.form = given.form;
   wanted.dtype = name_of(dtype);

@@ -15,6 +15,7 @@
 #include "model/captured_states.hpp"
 #include "model/schedule.hpp"
 #include "model/trainer_snapshot.hpp"
+#include "model/vocab_map.hpp"
 #include "observe/format.hpp"
 
 namespace dflash {
@@ -44,6 +45,26 @@ std::string fingerprint(const training_setup& s, const batch_source& source) {
                      s.parts.target_threads);
 }
 
+// The tokens of draft.vocab_map; a drafter to start from may have no others.
+void take_vocab_map(training_setup& s) {
+  const draft_section& draft = s.config.draft;
+  drafter_config& d = s.drafter;
+  auto ids = read_vocab_map(draft.vocab_map, d.vocab, draft.vocab_size);
+  if (draft.vocab_size != 0 && draft.vocab_size != std::ssize(ids))
+    throw error(fmt::format("a draft vocabulary of {} tokens, but draft.vocab_map has {}",
+                            draft.vocab_size,
+                            ids.size()),
+                "draft.vocab_size",
+                "0: what there is");
+  if (!d.draft_ids.empty() && d.draft_ids != ids)
+    throw error(fmt::format("the {} tokens are others than the {} of the drafter in draft.init",
+                            ids.size(),
+                            d.draft_vocab()),
+                "draft.vocab_map",
+                "leave draft.vocab_map out, or start from another drafter");
+  if (std::ssize(ids) < d.vocab) d.draft_ids = std::move(ids);
+}
+
 // The draft.vocab_size most frequent tokens of the data, or what the drafter to start from has.
 void choose_draft_vocab(training_setup& s) {
   const int64_t wanted = s.config.draft.vocab_size;
@@ -54,9 +75,11 @@ void choose_draft_vocab(training_setup& s) {
                 "0: what there is");
   };
   if (wanted > d.vocab) refuse(fmt::format("the target has {}", d.vocab));
+  const bool mapped = !s.config.draft.vocab_map.empty();
+  if (mapped) take_vocab_map(s);
   if (!d.draft_ids.empty() && wanted != 0 && wanted != d.draft_vocab())
     refuse(fmt::format("the drafter in draft.init has {}", d.draft_vocab()));
-  if (d.draft_ids.empty() && (wanted == 0 || wanted == d.vocab)) return;
+  if (d.draft_ids.empty() && (mapped || wanted == 0 || wanted == d.vocab)) return;
   const auto counts = supervised_counts(s.parts.source->documents(), d.vocab);
   if (d.draft_ids.empty()) d.draft_ids = most_frequent_tokens(counts, wanted);
   int64_t covered = 0;
@@ -108,7 +131,7 @@ void take_over(training_setup& s) {
   if (read_drafter_config(*s.resumed_from.newest).draft_ids != s.drafter.draft_ids)
     throw error("the draft vocabulary is another one",
                 folder,
-                "resume with the drafter of draft.init as the run began with it");
+                "resume with draft.init and draft.vocab_map as the run began with them");
   if (state.dtype != name_of(s.dtype))
     throw error(
         fmt::format(

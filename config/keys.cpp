@@ -82,6 +82,10 @@ const std::vector<key>& table() {
       {"draft.vocab_size", integer_key{AT(draft.vocab_size), 0, 1 << 24}, "tokens",
        "Draft vocabulary: so many most frequent supervised tokens of `data.train`. 0: that of the "
        "drafter in `init`, else the target's whole vocabulary."},
+      {"draft.vocab_map", text_key{AT(draft.vocab_map)}, "",
+       "Draft vocabulary from files: a checkpoint or safetensors file with `d2t` and `t2d`, or a "
+       "pair `d2t.npy`, `t2d.npy` (either, or their folder), as speculators writes them. Empty: "
+       "`vocab_size` says."},
 
       {"data.train", texts_key{AT(data.train)}, "",
        "Token shards to train on.", fixed, true},

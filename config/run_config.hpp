@@ -57,6 +57,7 @@ struct draft_section {
   std::string init = "random";  // "random" | "target" | a drafter folder
   double norm_scale = 0.2;      // first final norm as a share of the target's
   std::int64_t vocab_size = 0;  // most frequent supervised tokens that it drafts; 0: all
+  std::string vocab_map;        // d2t and t2d that others made; empty: by vocab_size
   bool operator==(const draft_section&) const = default;
 };
 

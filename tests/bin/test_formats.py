@@ -7,8 +7,9 @@ import unittest
 
 import numpy as np
 
-from tests.bin.fixture import ProgramTest, write_documents, write_prompts
+from tests.bin.fixture import ProgramTest, write_documents, write_prompts, write_target
 from tests.tools.fixture import DATA
+from tools.common import write_tensors
 from tools.safetensors_file import read_safetensors
 
 TINY = os.path.abspath(os.path.join(DATA, "tiny_llama"))
@@ -119,6 +120,44 @@ class Formats(ProgramTest):
         for name in ("d2t", "t2d", "lm_head.weight"):
             self.assertEqual(before[name], after[name], name)
 
+    def test_a_draft_vocabulary_from_files_is_trained_and_kept(self):
+        stored = read_safetensors(os.path.join(SAVED, "reduced", "model.safetensors"))
+        d2t, t2d = (np.frombuffer(bytes(stored[n][2]), t) for n, t in (("d2t", np.int64), ("t2d", bool)))
+        os.makedirs(self.path("map"))
+        np.save(self.path("map", "d2t-50.npy"), d2t)
+        np.save(self.path("map", "t2d-50.npy"), t2d)
+        more = ("--optim.steps=4", "--checkpoint.every=2", "--checkpoint.keep=3", "--optim.warmup=0")
+        for run, path in (("a", self.path("map")), ("b", os.path.join(SAVED, "reduced"))):
+            self.assertIn("drafts 50 of 80", self.succeeds(*self.train(f"--draft.vocab_map={path}", *more, run=run)))
+        folder = self.path("a", "checkpoints", "step-4")
+        weights = weights_of(folder)
+        self.assertEqual(weights, weights_of(self.path("b", "checkpoints", "step-4")))
+        for name in ("d2t", "t2d"):
+            self.assertEqual(weights[name], (*stored[name][:2], bytes(stored[name][2])), name)
+        mapped = f"--draft.vocab_map={self.path('map')}"
+        # The same vocabulary as the drafter to start from is fine, another one is not; so for its size.
+        self.succeeds(*self.train(mapped, f"--draft.init={SAVED}/reduced", "--draft.vocab_size=50", run="c"))
+        self.refused(*self.train(mapped, "--draft.vocab_size=30", run="no"), names=["draft.vocab_size", "50"])
+        shutil.rmtree(folder)
+        self.succeeds(*self.train(mapped, *more, "--resume", run="a"))
+        self.assertEqual(weights_of(folder), weights)
+        # What `dflash capture` keeps for this run is enough to train it.
+        config = (mapped, f"--target.path={TINY}", *SHAPE)
+        self.succeeds("capture", self.path("run.toml"), "--out", self.path("states"), *config)
+        self.succeeds(*self.train(mapped, *more, f"--data.hidden_states={self.path('states')}", run="d"))
+        self.assertEqual(weights_of(self.path("d", "checkpoints", "step-4")), weights)
+        # Other files under the same names.
+        shutil.rmtree(folder)
+        other = t2d.copy()
+        free, taken = np.flatnonzero(~t2d)[0], np.flatnonzero(t2d)[0]
+        other[free], other[taken] = True, False
+        np.save(self.path("map", "t2d-50.npy"), other)
+        self.refused(*self.train(mapped, run="no"), names=["d2t[", "t2d does not mark", "d2t-50.npy"])
+        np.save(self.path("map", "d2t-50.npy"), np.flatnonzero(other) - np.arange(50))
+        self.refused(*self.train(mapped, *more, "--resume", run="a"), names=["draft vocabulary", "draft.vocab_map"])
+        self.refused(*self.train(mapped, f"--draft.init={SAVED}/reduced", run="no"), names=["draft.vocab_map", "others"])
+        self.assertFalse(os.path.exists(self.path("no", "checkpoints")))
+
     def spoilt(self, **keys):
         folder = self.path("spoilt")
         shutil.rmtree(folder, ignore_errors=True)
@@ -148,6 +187,57 @@ class Formats(ProgramTest):
         self.refused(*self.train(f"--draft.init={self.path('nowhere')}"), names=["nowhere"])
         self.refused(*self.train(f"--draft.init={SAVED}/full", "--draft.taps=[0, 2]"), names=["draft.taps"])
         self.assertFalse(os.path.exists(self.path("o")))
+
+    def refused_everywhere(self, folder, names):
+        prompts = "own=" + self.path("prompts.safetensors")
+        self.refused("eval", "--target", TINY, "--drafter", folder, "--prompts", prompts, names=[*names, folder])
+        self.refused(*self.train(f"--draft.init={folder}", run="no"), names=[*names, folder])
+        self.refused("export", folder, "--out", self.path("o"), names=[*names, folder])
+        self.assertFalse(os.path.exists(self.path("o")) or os.path.exists(self.path("no", "checkpoints")))
+
+    def test_files_that_contradict_themselves_are_refused_by_every_command(self):
+        self.succeeds("export", f"{SAVED}/full", "--out", self.path("z"), "--target", TINY)
+        good = config_of(self.path("z"))
+        for keys, names in (
+            ({"dflash_config": {**good["dflash_config"], "block_size": 8}}, ["block_size is 8 in dflash_config and 4 at the top"]),
+            ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_scaling", "rotary"]),
+            ({"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}, ["rope_parameters", "rotary"]),
+            ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+            ({"vocab_size": 81}, ["vocab"]),
+        ):
+            with self.subTest(names[0]):
+                self.write("z/config.json", json.dumps({**good, **keys}))
+                if "vocab_size" in keys:  # a drafter for another target: nothing in its own folder contradicts it
+                    prompts = "own=" + self.path("prompts.safetensors")
+                    self.refused("eval", "--target", TINY, "--drafter", self.path("z"), "--prompts", prompts, names=["vocabulary is 81", "80"])
+                    self.refused(*self.train(f"--draft.init={self.path('z')}", run="no"), names=["vocab"])
+                else:
+                    self.refused_everywhere(self.path("z"), names)
+
+    def test_a_draft_vocabulary_out_of_range_is_refused_by_every_command(self):
+        shutil.copytree(os.path.join(SAVED, "reduced"), self.path("d"))
+        tensors = read_safetensors(os.path.join(SAVED, "reduced", "model.safetensors"))
+        d2t = np.frombuffer(bytes(tensors["d2t"][2]), np.int64).copy()
+        d2t[49] = 31  # token 80 of 80
+        write_tensors(self.path("d", "model.safetensors"), {n: (t, s, bytes(b)) for n, (t, s, b) in tensors.items()} | {"d2t": d2t})
+        self.refused_everywhere(self.path("d"), ["d2t[49]", "80"])
+
+    def test_targets_that_are_none_are_refused_by_every_command(self):
+        known = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM",
+                 "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"]  # fmt: skip
+        write_target(self.path("phi"), {"model_type": "phi", "architectures": ["PhiForCausalLM"]})
+        write_documents(self.path("train.safetensors"), vocab=32)
+        write_prompts(self.path("prompts.safetensors"), vocab=32)
+        cases = ((self.path("phi"), ["PhiForCausalLM", *known]), (os.path.join(DATA, "cases/10-fp8-target"), ["8-bit weights", "quant_method fp8"]))
+        for target, names in cases:
+            with self.subTest(target):
+                self.refused("generate", "--target", target, "--prompts", self.path("prompts.safetensors"), "--out", self.path("o"), names=names)
+                self.refused("eval", "--target", target, "--drafter", "lookup", "--prompts", "own=" + self.path("prompts.safetensors"), names=names)
+                run = (self.path("run.toml"), f"--target.path={target}", "--draft.taps=[0]")
+                self.refused("train", *run, f"--run.dir={self.path('no')}", names=names)
+                self.refused("capture", *run, "--out", self.path("o"), names=names)
+                self.refused("doctor", target, os.path.join(SAVED, "full"), names=names)
+        self.assertFalse(os.path.exists(self.path("o")) or os.path.exists(self.path("no", "checkpoints")))
 
 
 if __name__ == "__main__":

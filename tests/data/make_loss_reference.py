@@ -43,6 +43,8 @@ def resolve_loss_config_of(name):
 decay = partial(dflash_loss_decay, gamma=GAMMA)
 for name in MIXTURES:
     out[f"loss.{name}"], out[f"grad.{name}"] = loss_of(name, decay)
+# It has no uniform weights; its decay is uniform where nothing decays.
+out["loss.uniform"], out["grad.uniform"] = loss_of("mix", partial(dflash_loss_decay, gamma=1e30))
 dpace = partial(dpace_loss_decay, loss_mask=mask, block_size=BLOCK, dpace_alpha=ALPHA)
 out["loss.dpace"], out["grad.dpace"] = loss_of("ce", dpace)
 ce = eager.ce_loss(start, targets) * mask

@@ -105,6 +105,25 @@ TEST_CASE("each loss term and their mixture equal speculators', gradients includ
   }
 }
 
+TEST_CASE("uniform weights equal speculators' decay where nothing decays", "[exact]") {
+  const loss_reference ref;
+  std::vector<float> uniform(ref.weights.size());
+  for (size_t i = 0; i < uniform.size(); ++i) uniform[i] = ref.weights[i] != 0 ? 1.0f : 0.0f;
+  const kernel::loss_factors mix{.factor = {0.5, 0.25, 0.125, 0.75, 0.5, 0.375, 1.0}};
+  at::Tensor g = ref["z"];
+  const auto r = kernel::loss_rows(g, ref["u"], ref.labels, uniform, mix, true);
+  constexpr double tolerance = 2e-6;
+  const double want = ref["loss.uniform"].item().toDouble();
+  const double loss = std::abs(weighted(r, mix, uniform) / ref.normaliser() / want - 1);
+  const double gradient = difference(g / ref.normaliser(), ref["grad.uniform"]);
+  CHECK(loss < tolerance);
+  CHECK(gradient < tolerance);
+  exactness_row("loss mix under uniform weights, and its gradient",
+                "speculators 0.9",
+                std::max(loss, gradient),
+                tolerance);
+}
+
 TEST_CASE("D-PACE weights, and ce under them, equal speculators'", "[exact]") {
   const loss_reference ref;
   at::Tensor g = ref["z"];

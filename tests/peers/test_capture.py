@@ -22,6 +22,7 @@ except ImportError:
     raise unittest.SkipTest("bench/peers/setup makes the venv that this needs") from None
 
 from tests.bin.fixture import HIDDEN, ProgramTest
+from tests.peers.exactness import exactness_row, packages
 from tools.common import read_shard
 
 TAPS = [0, 2]
@@ -109,6 +110,7 @@ class Capture(ProgramTest):
                 self.assertEqual(found.dtype, torch.float32)
                 worst = max(worst, ((found - wanted).abs().max() / wanted.abs().max()).item())
         print(f"captured states against transformers: {worst:.1e}")
+        exactness_row("captured states in speculators' form, read by its data set", packages("speculators", "transformers"), worst, STATES)
         self.assertLess(worst, STATES)
         loader, _ = create_train_val_loaders(
             data_path=self.path("states"), total_seq_len=64, hidden_states_dtype=torch.float32, vllm_endpoint="", on_missing="raise",
@@ -146,6 +148,7 @@ class Capture(ProgramTest):
         offline = self.train("offline", f"--data.hidden_states={self.path('states')}")
         worst = ((offline - online).abs().max() / online.abs().max()).item()
         print(f"losses of 20 steps on states of transformers against our own: {worst:.1e}")
+        exactness_row("losses of 20 steps on states that speculators generated", packages("speculators", "transformers"), worst, LOSSES)
         self.assertLess(worst, LOSSES)
         check_hidden_states({"hidden_states": self.states(self.documents[0]), "token_ids": self.documents[0]}, self.documents[0].tolist())
 

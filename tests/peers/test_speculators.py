@@ -8,10 +8,12 @@ import unittest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 try:
     import dflash.model
+    import numpy as np
     import torch
     import transformers
     from safetensors.torch import load_file
     from speculators.models.dflash import DFlashDraftModel
+    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
 except ImportError:
     raise unittest.SkipTest("bench/peers/setup makes the venv that this needs") from None
 
@@ -20,6 +22,7 @@ from speculators.models.dflash import core
 from tests.bin.test_formats import SAVED, SHAPE, TINY
 from tests.bin.fixture import RUN, write_documents
 from tests.peers.drafters import BIN
+from tests.peers.exactness import exactness_row, packages
 from tests.tools.fixture import FolderTest
 
 V, T = 80, 30
@@ -37,10 +40,10 @@ class Speculators(FolderTest):
         result = subprocess.run([BIN, *arguments], capture_output=True, text=True, check=False)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
-    def trained(self, name, init):
+    def trained(self, name, init, *more):
         """A run that starts from a drafter that speculators saved, exported in speculators' form."""
         run = self.path("run-" + name)
-        self.run_program("train", self.path("run.toml"), f"--target.path={TINY}", f"--run.dir={run}", *SHAPE, f"--draft.init={init}")
+        self.run_program("train", self.path("run.toml"), f"--target.path={TINY}", f"--run.dir={run}", *SHAPE, f"--draft.init={init}", *more)
         self.run_program("export", run, "--out", self.path(name), "--form", "speculators")
         return run
 
@@ -81,6 +84,7 @@ class Speculators(FolderTest):
                 verifier_last_hidden_states=states[-1], document_ids=torch.zeros(1, T, dtype=torch.long), max_anchors=1)  # fmt: skip
         error = ((hidden[0] - theirs[0]).abs().max() / theirs.abs().max()).item()
         print(f"hidden states of a block: speculators against z-lab, largest error {error:.1e}")
+        exactness_row("an export: hidden states of a block in both packages", packages("speculators", "dflash"), error, 1e-5)
         self.assertLess(error, 1e-5)
         self.assertTrue(logits.isfinite().all())
 
@@ -109,6 +113,17 @@ class Speculators(FolderTest):
         # Saved by speculators again, it trains here again.
         model.to(torch.bfloat16).save_pretrained(self.path("again"))
         self.trained("s2", self.path("again"))
+
+    def test_a_draft_vocabulary_that_it_made_trains_here_and_loads_there(self):
+        counts = {t: 1 + t * 37 % 11 for t in range(3, V)}
+        d2t, t2d = build_vocab_mappings_from_distribution(counts, 40, V)
+        os.makedirs(self.path("data"))
+        for name, tensor in (("d2t", d2t), ("t2d", t2d)):  # as its trainer leaves them beside the data
+            np.save(self.path(f"data/{name}-40.npy"), tensor.cpu().numpy())
+        self.trained("s", "random", f"--draft.vocab_map={self.path('data')}")
+        model = self.check_loading(self.path("s"))
+        self.assertTrue(torch.equal(model.d2t, d2t))
+        self.assertTrue(torch.equal(model.t2d, t2d))
 
 
 if __name__ == "__main__":

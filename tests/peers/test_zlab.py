@@ -12,6 +12,7 @@ except ImportError:
     raise unittest.SkipTest("bench/peers/setup makes the venv that this needs") from None
 
 from tests.peers.drafters import human_eval_prompts, our_decoding, trained_drafter
+from tests.peers.exactness import exactness_row, packages
 from tests.tools.fixture import SMOL, FolderTest
 
 PROMPTS, NEW_TOKENS = 12, 128
@@ -69,9 +70,12 @@ class Decoding(FolderTest):
                 at += length
         theirs = produced / passes
         print(f"tau of {PROMPTS} prompts: ours {ours:.4f}, z-lab {theirs:.4f}")
+        exactness_row("tau of a trained drafter (relative)", packages("dflash", "transformers"), abs(ours / theirs - 1), 0.02)
         self.assertLess(abs(ours / theirs - 1), 0.02)
         print(f"verify passes at the same place: {compared}, of which {compared - len(others)} accept the same number")
         self.assertGreater(compared, 0.5 * passes)
+        exactness_row(f"share of {compared} verify passes that accept another number", packages("dflash", "transformers"),
+                      len(others) / compared, 1 - SAME_PASSES)  # fmt: skip
         self.assertGreaterEqual(1 - len(others) / compared, SAME_PASSES)
         for ids, position, slot in others:
             logits = draft_logits(draft, target, ids, position)[slot]

@@ -12,10 +12,10 @@ from tools.common import UserError
 
 
 class Exactness(FolderTest):
-    def lines(self, *rows):
-        with open(self.path("rows"), "w", encoding="utf-8") as f:
+    def lines(self, *rows, name="rows"):
+        with open(self.path(name), "w", encoding="utf-8") as f:
             f.writelines(json.dumps(row) + "\n" for row in rows)
-        return self.path("rows")
+        return self.path(name)
 
     def test_the_largest_error_of_each_comparison(self):
         path = self.lines(
@@ -23,10 +23,13 @@ class Exactness(FolderTest):
             {"what": "b", "against": "x 1", "largest": 3e-9, "tolerance": 1e-6},
             {"what": "a", "against": "x 1", "largest": 2.3e-6, "tolerance": 1e-5},
         )
+        live = self.lines({"what": "c", "against": "y 2", "largest": 0, "tolerance": 0.05}, name="live")
         text = io.StringIO()
-        with redirect_stdout(text), mock.patch("sys.argv", ["exactness", path]):
+        with redirect_stdout(text), mock.patch("sys.argv", ["exactness", path, live]):
             exactness.main()
-        self.assertEqual(text.getvalue(), exactness.HEAD + "| a | x 1 | 2.3e-06 | 1e-05 |\n| b | x 1 | 3.0e-09 | 1e-06 |\n")
+        stored, found = text.getvalue().split(exactness.LIVE)
+        self.assertEqual(stored, exactness.HEAD + exactness.STORED + exactness.TABLE + "| a | x 1 | 2.3e-06 | 1.0e-05 |\n| b | x 1 | 3.0e-09 | 1.0e-06 |\n")
+        self.assertEqual(found, exactness.TABLE + "| c | y 2 | 0 | 5.0e-02 |\n")
 
     def test_files_that_are_not_of_the_tests_are_refused(self):
         with self.assertRaisesRegex(UserError, "rows:2"):
