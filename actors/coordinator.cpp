@@ -26,6 +26,7 @@ void on_stop(self_ptr self) {
   coordinator_state& s = self->state;
   if (s.stopping || s.shutdown_stage) return;
   s.stopping = true;
+  if (s.going_back) return;  // after one step from the checkpoint
   if (s.book->finished()) {  // the last save or evaluation is under way
     end_if_done(self);
     return;
@@ -110,9 +111,9 @@ bool coordinator_state::is_retired(part what) const {
   });
 }
 
-size_t coordinator_state::dispatcher_group() const {
-  const auto found = std::find_if(groups.begin(), groups.end(), [](const supervised_group& g) {
-    return g.id.what == part::dispatcher;
+size_t coordinator_state::group_of(part what, uint32_t index) const {
+  const auto found = std::find_if(groups.begin(), groups.end(), [&](const supervised_group& g) {
+    return g.id.what == what && g.id.index == index;
   });
   return static_cast<size_t>(found - groups.begin());
 }
@@ -142,7 +143,7 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
         coordinator_state& s = self->state;
         s.options = options;
         s.book.emplace(*options.commits);
-        s.book->set_skipped(options.skipped_steps);
+        s.replicas.emplace(options.commits->drafters);
         for (const uint64_t k : options.dropped) s.book->dropped(k);
         s.outcome.steps = options.commits->first_step;
         s.outcome.saved_step = options.saved_step;
@@ -154,6 +155,8 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
             [=](const stop_request&) { on_stop(self); },
             [=](const step_reduced& m) { on_reduced(self, m); },
             [=](const step_committed& m) { on_committed(self, m); },
+            [=](const replica_held& m) { on_held(self, m); },
+            [=](const replica_ready& m) { on_ready(self, m); },
             [=](const batch_dropped& m) { self->state.book->dropped(m.k); },
             [=](const give_up& m) { shut_down(self, run_status::failed, m.reason); },
             [=](const snapshot_made& m) { self->state.saves->copied(m.steps); },

@@ -3,10 +3,10 @@
 // Supervision: every actor is monitored and belongs to a group (actors/supervision.hpp). When one
 // dies, its group ends, everyone hears that it is gone, and it starts again after a back-off; a
 // group that keeps failing is retired, and the run goes on if it can. With the dispatcher go all
-// that work for it, and its next life learns from the drafters what they hold. The death of a
-// drafter ends the run with its reason; the last checkpoint stands. A run
-// that commits nothing for long is stopped with a table of what everyone waits for. Stop: sources,
-// then what they feed, stage by stage, each with a deadline; the coordinator last.
+// that work for it, and its next life learns from the drafters what they hold. A drafter comes back
+// with the state of another one; without one, the run goes back to its last checkpoint. A run that
+// commits nothing for long is stopped with a table of what everyone waits for. Stop: sources, then
+// what they feed, stage by stage, each with a deadline; the coordinator last.
 #pragma once
 
 #include <chrono>
@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "actors/commit_book.hpp"
+#include "actors/drafter_train.hpp"
+#include "actors/replica_book.hpp"
 #include "actors/restart_policy.hpp"
 #include "actors/runtime/metered.hpp"
 #include "actors/save_book.hpp"
@@ -26,16 +28,21 @@
 
 namespace dflash {
 
+// What a group has to know when it starts again.
+struct next_life {
+  uint64_t next_k = 0;  // the first batch that is not committed
+  std::set<uint64_t> dropped;
+  life_of_drafter drafter;
+};
+
 struct coordinator_options {
   std::optional<commit_options> commits;
   save_options saves;
-  uint64_t saved_step = 0;     // of the checkpoint that the run goes on from
-  uint64_t skipped_steps = 0;  // before that
+  uint64_t saved_step = 0;  // of the checkpoint that the run goes on from
   std::vector<uint64_t> dropped;
   caf::actor observer;  // gets run_outcome
-  // Spawns the actors of a group and puts their handles in; next_k: the first batch that is not
-  // committed. May throw: counts as a failure.
-  std::function<void(pipeline_links&, group_id, uint64_t next_k)> spawn_group;
+  // Spawns the actors of a group and puts their handles in. May throw: counts as a failure.
+  std::function<void(pipeline_links&, group_id, const next_life&)> spawn_group;
   restart_options restart;
   std::function<void(const std::shared_ptr<const pipeline_links>&)> on_links;  // may be empty
   // Tells an evaluation at work that nobody waits for it any more; safe in any thread, may be
@@ -59,6 +66,7 @@ struct supervised_group {
   group_id id;
   restart_policy policy;
   condition now = condition::running;
+  bool blameless = false;  // ended since what it copied was void: starts again at once
   std::string last_error = {};
 };
 
@@ -68,7 +76,7 @@ struct coordinator_state {
   bool stage_is_over(uint32_t stage) const;
   bool is_retired(part what) const;  // of a part that there is once
   size_t targets_left() const;
-  size_t dispatcher_group() const;
+  size_t group_of(part what, uint32_t index = 0) const;
   // Nothing committed for so long is a stall: many times the slowest step so far, which passed
   // every stage of the pipeline.
   std::chrono::nanoseconds stall_limit() const;
@@ -77,14 +85,15 @@ struct coordinator_state {
   std::shared_ptr<const pipeline_links> links;
   std::optional<commit_book> book;
   std::optional<save_book> saves;
+  std::optional<replica_book> replicas;
   std::vector<supervised_group> groups;
   std::vector<supervised> children;
-  bool rebuilding = false;        // the dispatcher died: all that is upstream of the drafters goes
-  std::deque<step_done> unnoted;  // metrics has not written them yet
-  uint64_t noted_k = 0;
+  bool rebuilding = false;         // the dispatcher died: all that is upstream of the drafters goes
+  bool going_back = false;         // all replicas are lost: likewise
+  std::deque<step_done> unnoted;   // metrics has not written them yet
   bool flush_again = false;        // metrics died while a save waited for it
   uint32_t flush_attempt = 0;      // answers to an older one mean nothing
-  bool go_pending = false;         // all have reduced, but something holds the go
+  bool save_missed = false;        // drafter 0 died with it: save after the next commit
   int64_t disk_wait_ns = 0;        // when the go began to wait for the disk; 0: it does not
   int64_t eval_wait_ns = 0;        // for an evaluation
   uint64_t records = 0;            // of evaluations, not on disk yet

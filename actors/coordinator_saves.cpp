@@ -51,6 +51,7 @@ void count_failure(self_ptr self, uint64_t steps, const std::string& why) {
 // the request before it updates again.
 void begin_save(self_ptr self) {
   coordinator_state& s = self->state;
+  s.save_missed = false;
   s.saves->ask(s.book->make_save_request(), s.book->finished(), is_complete(s));
   flush_before_save(self);
 }
@@ -78,7 +79,7 @@ void flush_before_save(self_ptr self) {
 void try_save(self_ptr self) {
   coordinator_state& s = self->state;
   note_wait(self, s.saves->waits_for_disk());
-  if (!s.links->checkpointer || !s.links->drafters.at(0)) return;  // starts again soon
+  if (!s.links->checkpointer || !s.replicas->trains(0)) return;  // starts again soon
   if (auto request = s.saves->begin()) self->send(s.links->drafters[0], std::move(*request));
   try_go(self);
 }
@@ -99,6 +100,7 @@ void on_saved(self_ptr self, const save_done& m) {
   try_save(self);
   try_evaluation(self);
   end_if_done(self);
+  if (s.going_back) advance_replicas(self);
 }
 
 void lose_save(self_ptr self, const std::string& why) {
@@ -106,18 +108,41 @@ void lose_save(self_ptr self, const std::string& why) {
   const auto steps = s.saves->lose();
   if (!steps) return;
   count_failure(self, *steps, why);
+  if (s.going_back) return;
   if (s.book->finished() && *steps == s.book->steps() &&
       ++s.last_save_deaths < s.options.restart.max_failures) {
     begin_save(self);  // by the next life
+    advance_replicas(self);
     return;
   }
   try_evaluation(self);
   end_if_done(self);
 }
 
+// The state that it was to copy is there as long as the next step has not gone.
+void saver_lost(self_ptr self) {
+  coordinator_state& s = self->state;
+  const auto steps = s.saves->lose_copy();
+  if (!steps) return;
+  if (s.book->steps() == *steps && !s.book->is_going()) {
+    s.saves->ask(s.book->make_save_request(), s.book->finished(), is_complete(s));
+    s.saves->flushed();
+    return;
+  }
+  count_failure(self, *steps, "drafter 0 died with it; one is saved after the next step");
+  s.save_missed = true;
+}
+
+void forget_saves(self_ptr self) {
+  coordinator_state& s = self->state;
+  ++s.flush_attempt;
+  s.flush_again = s.save_missed = false;
+  s.saves->forget_due();
+}
+
 void end_if_done(self_ptr self) {
   coordinator_state& s = self->state;
-  if (!s.book->finished() || !s.saves->is_idle() || s.records > 0) return;
+  if (s.going_back || !s.book->finished() || !s.saves->is_idle() || s.records > 0) return;
   if (!s.last_save_error.empty()) {
     shut_down(
         self, run_status::failed, "the last checkpoint could not be saved: " + s.last_save_error);

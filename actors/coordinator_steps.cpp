@@ -1,5 +1,6 @@
 #include <spdlog/spdlog.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "actors/coordinator_parts.hpp"
@@ -7,6 +8,19 @@
 namespace dflash::coordination {
 
 namespace {
+
+constexpr double spike_worth_a_line = 6;  // standard deviations
+
+void tell(const step_done& done) {
+  if (done.skipped)
+    spdlog::warn("step {} skipped ({}): weights and moments stay as they were",
+                 done.step + 1,
+                 skip_cause_name(done.skipped_for));
+  else if (done.has_loss_z && done.loss_z >= spike_worth_a_line)
+    spdlog::warn("step {}: its loss is {:.1f} standard deviations above the mean",
+                 done.step + 1,
+                 static_cast<double>(done.loss_z));
+}
 
 // What holds the go of the open step; the time of the holds is counted.
 bool is_held(self_ptr self) {
@@ -26,43 +40,51 @@ bool is_held(self_ptr self) {
 
 void try_go(self_ptr self) {
   coordinator_state& s = self->state;
-  if (!s.go_pending || s.book->finished() || is_held(self)) return;
-  s.go_pending = false;
-  for (const drafter_actor& drafter : s.links->drafters)
-    self->send(drafter, step_go{s.book->steps(), s.noted_k});
+  // Batches that were in flight at a stop may fill another step: it never goes.
+  if (s.book->finished() || !s.book->is_ready() || is_held(self)) return;
+  const step_go go = s.book->go();
+  for (const drafter_actor& drafter : s.links->drafters) self->send(drafter, go);
 }
 
 void on_reduced(self_ptr self, const step_reduced& m) {
   coordinator_state& s = self->state;
-  // Batches that were in flight at a stop may fill another step: it never goes.
-  if (s.book->finished() || !s.book->reduced(m)) return;
-  s.go_pending = true;
+  if (s.book->finished()) return;
+  s.book->reduced(m);
   try_go(self);
 }
 
 void on_noted(self_ptr self, const step_noted& m) {
   coordinator_state& s = self->state;
-  for (; !s.unnoted.empty() && s.unnoted.front().step <= m.step; s.unnoted.pop_front())
-    s.noted_k = s.unnoted.front().end_k;
+  while (!s.unnoted.empty() && s.unnoted.front().step <= m.step) s.unnoted.pop_front();
 }
 
 void on_committed(self_ptr self, const step_committed& m) {
-  coordinator_state& s = self->state;
-  const auto done = s.book->committed(m);
-  if (!done) return;
-  s.outcome.steps = s.book->steps();
-  if (done->skipped)
-    spdlog::warn("step {} skipped: its weight sum is 0 or its gradient is not finite", done->step);
-  note_commit(self);
-  self->send(s.links->dispatcher, *done);
-  self->send(s.links->profiler, *done);
-  if (s.is_retired(part::metrics)) {
-    s.noted_k = done->end_k;
-  } else {
-    s.unnoted.push_back(*done);
-    self->send(s.links->metrics, *done);
+  try {
+    if (const auto done = self->state.book->committed(m)) step_is_done(self, *done);
+  } catch (const std::runtime_error& e) {  // the drafters' bits are not what they should be
+    shut_down(self, run_status::failed, e.what());
   }
-  if (s.saves->is_due(s.book->steps(), s.book->finished())) begin_save(self);
+}
+
+void step_is_done(self_ptr self, const step_done& done) {
+  coordinator_state& s = self->state;
+  s.outcome.steps = s.book->steps();
+  note_commit(self);
+  self->send(s.links->dispatcher, done);
+  if (!done.again) {
+    tell(done);
+    self->send(s.links->profiler, done);
+    if (!s.is_retired(part::metrics)) {
+      s.unnoted.push_back(done);
+      self->send(s.links->metrics, done);
+    }
+  }
+  if (std::string why = s.book->diagnosis(); !why.empty()) {
+    shut_down(self, run_status::failed, std::move(why));
+    return;
+  }
+  if (s.saves->is_due(s.book->steps(), s.book->finished()) || s.save_missed) begin_save(self);
+  advance_replicas(self);
 }
 
 }  // namespace dflash::coordination

@@ -51,10 +51,11 @@ void on_stall(self_ptr self) {
 void on_tick(self_ptr self) {
   coordinator_state& s = self->state;
   if (s.shutdown_stage) return;
-  // A checkpoint takes as long as its disk needs, an evaluation as long as it goes on.
+  // A checkpoint, or a drafter that comes back from one, takes as long as its disk needs, an
+  // evaluation as long as it goes on.
   const bool for_disk = s.saves->is_writing() && (s.saves->waits_for_disk() || s.book->finished());
   const uint64_t evaluated = self->identity().registry->completed("evaluator");
-  const bool quiet = s.book->steps() == s.steps_at_tick && !for_disk &&
+  const bool quiet = s.book->steps() == s.steps_at_tick && !for_disk && s.replicas->all_train() &&
                      evaluated == std::exchange(s.evaluated_at_tick, evaluated);
   s.steps_at_tick = s.book->steps();
   s.quiet_ticks = quiet ? s.quiet_ticks + 1 : 0;

@@ -5,18 +5,25 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "config/error.hpp"
 
 namespace dflash {
 
 dispatch_book::dispatch_book(dispatch_options options)
-    : options_(options),
-      ledger_(options.drafters),
-      forgotten_k_(options.first_k),
-      next_k_(options.first_k),
-      next_credit_k_(options.first_k),
-      loaded_end_k_(options.first_k) {}
+    : options_(std::move(options)),
+      ledger_(options_.drafters),
+      grants_(options_.drafters),
+      forgotten_k_(options_.first_k),
+      next_k_(options_.first_k),
+      next_credit_k_(options_.first_k),
+      loaded_end_k_(options_.first_k) {}
+
+dispatch_book::entry* dispatch_book::in_flight_as(uint64_t k, uint32_t epoch) {
+  const auto found = entries_.find(k);
+  return found == entries_.end() || found->second.epoch != epoch ? nullptr : &found->second;
+}
 
 dispatch_book::entry& dispatch_book::at(uint64_t k) {
   const auto found = entries_.find(k);
@@ -32,6 +39,7 @@ void dispatch_book::loaded(const batch_ready& m) {
   if (e.tokens) return;  // a duplicate
   e.tokens = m.tokens;
   e.kept = m.kept;
+  e.dropped = e.dropped || options_.dropped.count(k) > 0;
 }
 
 void dispatch_book::lane_asks(uint32_t lane) {
@@ -45,6 +53,7 @@ void dispatch_book::lane_asks(uint32_t lane) {
 void dispatch_book::granted(const room_grant& m) {
   ledger_.grant(m.consumer, m.epoch, m.limit_bytes, m.limit_batches);
   if (ledger_.epoch(m.consumer) != m.epoch) return;  // overtaken by a newer one
+  grants_[m.consumer] = {m.life, m.slots};
   const uint64_t ahead =
       (m.consumer + options_.drafters - forgotten_k_ % options_.drafters) % options_.drafters;
   for (uint64_t k = forgotten_k_ + ahead; k < m.trained_end_k; k += options_.drafters)
@@ -65,9 +74,23 @@ void dispatch_book::lane_lost(uint32_t lane) {
     if (e.state == batch_state::dispatched && e.lane == lane) again_.insert(k);
 }
 
-void dispatch_book::delivered_to_drafter(uint64_t k) {
-  at(k).state = batch_state::delivered;
-  drops_in_a_row_ = 0;
+void dispatch_book::drafter_lost(uint32_t consumer) {
+  ledger_.revoke(consumer);
+  for (auto& [k, e] : entries_) {
+    if (drafter_of(k) != consumer) continue;
+    // Those from next_k_ on are handed out in their turn.
+    if (k < next_k_) again_.insert(k);
+    e.state = batch_state::loaded;
+    e.epoch = 0;
+    e.attempt = 0;
+  }
+}
+
+void dispatch_book::delivered_to_drafter(const delivered& m) {
+  if (entry* e = in_flight_as(m.k, m.epoch)) {
+    e->state = batch_state::delivered;
+    drops_in_a_row_ = 0;
+  }
 }
 
 bool dispatch_book::trained(const credit_return& m) {
@@ -76,17 +99,18 @@ bool dispatch_book::trained(const credit_return& m) {
   return true;
 }
 
-bool dispatch_book::not_finite(const capture_job& job) {
+dispatch_book::verdict dispatch_book::not_finite(const capture_job& job) {
   const uint64_t k = job.tokens->k;
-  entry& e = at(k);
+  entry* e = in_flight_as(k, job.epoch);
+  if (e == nullptr) return verdict::nobody_wants_it;
   ++faults_;
-  if (e.attempt == 0) {
-    e.attempt = 1;
-    e.kept = options_.targets == 0;  // without targets it can only be read again
-    again_.insert(k);
-    return true;
+  again_.insert(k);
+  if (e->attempt == 0) {
+    e->attempt = 1;
+    e->kept = options_.targets == 0;  // without targets it can only be read again
+    return verdict::made_again;
   }
-  e.state = batch_state::delivered;
+  e->dropped = true;
   if (++drops_in_a_row_ > options_.max_drops_in_a_row)
     throw std::runtime_error(
         fmt::format("{} batches in a row had hidden states that are not finite, the last one k {} "
@@ -94,18 +118,21 @@ bool dispatch_book::not_finite(const capture_job& job) {
                     "the target's weights, dtype or these documents are at fault",
                     drops_in_a_row_,
                     k,
-                    e.tokens->documents));
-  return false;
+                    e->tokens->documents));
+  return verdict::dropped;
 }
 
-void dispatch_book::kept_is_missing(uint64_t k) {
-  at(k).kept = false;
-  again_.insert(k);
+void dispatch_book::kept_is_missing(const capture_job& job) {
+  const auto found = entries_.find(job.tokens->k);
+  if (found == entries_.end()) return;
+  found->second.kept = false;
+  if (found->second.epoch == job.epoch) again_.insert(job.tokens->k);
 }
 
 void dispatch_book::refused(uint64_t k) {
   const auto found = entries_.find(k);
   if (found == entries_.end() || found->second.state == batch_state::trained) return;
+  if (found->second.epoch == 0) return;  // its drafter died
   found->second.state = batch_state::dispatched;
   again_.insert(k);
 }
@@ -113,10 +140,11 @@ void dispatch_book::refused(uint64_t k) {
 void dispatch_book::committed(uint64_t end_k) {
   forgotten_k_ = std::max(forgotten_k_, end_k);
   next_k_ = std::max(next_k_, end_k);
+  again_.erase(again_.begin(), again_.lower_bound(end_k));
   while (!entries_.empty() && entries_.begin()->first < end_k) {
     const auto& [k, e] = *entries_.begin();
     // A restarted dispatcher may hear of a commit before it hears of the batches.
-    const bool reported = ledger_.is_open(static_cast<uint32_t>(k % options_.drafters));
+    const bool reported = ledger_.is_open(drafter_of(k));
     DFLASH_CHECK(!reported || e.state == batch_state::trained,
                  "a step was committed before its batch was trained",
                  k);
@@ -128,51 +156,68 @@ void dispatch_book::stop_at(uint64_t end_k) {
   options_.end_k = std::min(options_.end_k, end_k);
 }
 
-std::optional<uint32_t> dispatch_book::lane_for(bool kept) const {
-  if (kept) return reader_asks_ ? std::optional(options_.targets) : std::nullopt;
+std::optional<uint32_t> dispatch_book::lane_for(const entry& e) const {
+  if (e.dropped) return options_.targets + 1;  // needs none
+  if (e.kept) return reader_asks_ ? std::optional(options_.targets) : std::nullopt;
   return asking_.empty() ? std::nullopt : std::optional(asking_.front());
 }
 
-capture_job dispatch_book::start(uint64_t k, entry& e, uint32_t lane) {
-  if (lane == options_.targets)
+void dispatch_book::start(uint64_t k, entry& e, std::vector<capture_job>& jobs) {
+  capture_job job;
+  job.tokens = e.tokens;
+  job.drafter = drafter_of(k);
+  job.life = grants_[job.drafter].life;
+  job.room = grants_[job.drafter].slots;
+  job.epoch = e.epoch;
+  job.attempt = e.attempt;
+  job.kept = e.kept;
+  if (e.dropped) {
+    e.state = batch_state::delivered;
+    dropped_.push_back(std::move(job));
+    return;
+  }
+  job.lane = e.lane = *lane_for(e);
+  if (job.lane == options_.targets)
     reader_asks_ = false;
   else
     asking_.pop_front();
   e.state = batch_state::dispatched;
-  e.lane = lane;
-  capture_job job;
-  job.tokens = e.tokens;
-  job.lane = lane;
-  job.drafter = static_cast<uint32_t>(k % options_.drafters);
-  job.epoch = e.epoch;
-  job.attempt = e.attempt;
-  job.kept = e.kept;
-  return job;
+  jobs.push_back(std::move(job));
 }
 
 std::vector<capture_job> dispatch_book::take_jobs() {
   std::vector<capture_job> jobs;
+  // Room first, in order of k: a drafter that begins again never gets a batch before one that it
+  // needs earlier, whatever lanes are free.
+  for (const uint64_t k : again_) {
+    entry& e = at(k);
+    if (e.epoch == 0 && ledger_.has_room(drafter_of(k), options_.batch_bytes))
+      e.epoch = ledger_.reserve(drafter_of(k), k, options_.batch_bytes);
+  }
   for (auto k = again_.begin(); k != again_.end();) {
     entry& e = at(*k);
-    if (const auto lane = lane_for(e.kept)) {
-      jobs.push_back(start(*k, e, *lane));
+    if (e.epoch != 0 && e.tokens && lane_for(e)) {
+      start(*k, e, jobs);
       k = again_.erase(k);
     } else {
       ++k;
     }
   }
   for (; next_k_ < options_.end_k; ++next_k_) {
-    const auto drafter = static_cast<uint32_t>(next_k_ % options_.drafters);
+    const uint32_t drafter = drafter_of(next_k_);
     const auto found = entries_.find(next_k_);
     if (!ledger_.is_open(drafter) || found == entries_.end()) break;
     entry& e = found->second;
     if (e.state != batch_state::loaded) continue;
-    const auto lane = lane_for(e.kept);
-    if (!lane || !ledger_.has_room(drafter, options_.batch_bytes)) break;
+    if (!e.tokens || !lane_for(e) || !ledger_.has_room(drafter, options_.batch_bytes)) break;
     e.epoch = ledger_.reserve(drafter, next_k_, options_.batch_bytes);
-    jobs.push_back(start(next_k_, e, *lane));
+    start(next_k_, e, jobs);
   }
   return jobs;
+}
+
+std::vector<capture_job> dispatch_book::take_dropped() {
+  return std::exchange(dropped_, {});
 }
 
 load_credit dispatch_book::take_load_credit() {

@@ -21,6 +21,8 @@ void hand_out(self_ptr self) {
     else
       self->send(s.links->loader, std::move(job));
   }
+  for (const capture_job& job : s.book->take_dropped())
+    self->send(s.links->drafters.at(job.drafter), hidden_batch{job.tokens, {}, job.epoch});
   if (const load_credit credit = s.book->take_load_credit(); credit.batches > 0)
     self->send(s.links->loader, credit);
 }
@@ -36,6 +38,8 @@ void relink(self_ptr self, const std::shared_ptr<const pipeline_links>& links) {
         (reader ? before->loader != links->loader : before->targets[lane] != links->targets[lane]))
       s.book->lane_lost(lane);
   }
+  for (uint32_t i = 0; i < links->drafters.size(); ++i)
+    if (before->drafters[i] && before->drafters[i] != links->drafters[i]) s.book->drafter_lost(i);
   if (before->loader == links->loader) return;
   if (const load_credit credit = s.book->open_load_credit(); credit.batches > 0)
     self->send(links->loader, credit);
@@ -43,16 +47,19 @@ void relink(self_ptr self, const std::shared_ptr<const pipeline_links>& links) {
 
 void made_again_or_dropped(self_ptr self, const capture_job& job) {
   dispatcher_state& s = self->state;
-  if (s.book->not_finite(job)) {
-    spdlog::warn("hidden states of batch {} are not finite: made again", job.tokens->k);
-    return;
+  switch (s.book->not_finite(job)) {
+    case dispatch_book::verdict::nobody_wants_it:
+      return;
+    case dispatch_book::verdict::made_again:
+      spdlog::warn("hidden states of batch {} are not finite: made again", job.tokens->k);
+      return;
+    case dispatch_book::verdict::dropped:
+      spdlog::error(
+          "hidden states of batch {} are not finite again: dropped, it adds nothing (documents {})",
+          job.tokens->k,
+          fmt::join(job.tokens->documents, ", "));
+      self->send(s.links->coordinator, batch_dropped{job.tokens->k});
   }
-  spdlog::error(
-      "hidden states of batch {} are not finite again: dropped, it adds nothing (documents {})",
-      job.tokens->k,
-      fmt::join(job.tokens->documents, ", "));
-  self->send(s.links->coordinator, batch_dropped{job.tokens->k});
-  self->send(s.links->drafters.at(job.drafter), hidden_batch{job.tokens, {}, job.epoch});
 }
 
 }  // namespace
@@ -81,7 +88,7 @@ dispatcher_actor spawn_dispatcher(caf::actor_system& system,
               hand_out(self);
             },
             [=](const delivered& m) {
-              book->delivered_to_drafter(m.k);
+              book->delivered_to_drafter(m);
               self->stats().complete();
             },
             [=](const not_finite& m) {
@@ -95,7 +102,7 @@ dispatcher_actor spawn_dispatcher(caf::actor_system& system,
             [=](const kept_missing& m) {
               spdlog::warn("kept hidden states of row {} are missing or damaged: made again",
                            m.job.tokens->row);
-              book->kept_is_missing(m.job.tokens->k);
+              book->kept_is_missing(m.job);
               hand_out(self);
             },
             [=](const room_grant& m) {

@@ -20,12 +20,22 @@ namespace {
 
 using self_ptr = metered_ptr<drafter_actor, drafter_state>;
 
+// Epochs of credit rise over all lives.
+constexpr uint32_t epochs_of_a_life = 1U << 20U;
+
+bool all_are_there(const pipeline_links& links) {
+  return std::all_of(links.drafters.begin(), links.drafters.end(), [](const auto& drafter) {
+    return static_cast<bool>(drafter);
+  });
+}
+
 void send_part(self_ptr self) {
   drafter_state& s = self->state;
   s.part_sent = true;
   step_part part;
   part.step = s.order->open_step();
   part.rank = self->identity().index;
+  part.attempt = s.exchange->attempt();
   part.gradient = make_tensor_handle({s.options.work.gradient()}, false, {});
   part.weight_sum = s.weight_sum;
   for (const drafter_actor& drafter : s.links->drafters) self->send(drafter, part);
@@ -43,6 +53,8 @@ void go_on(self_ptr self) {
     self->send(self, next_atom_v);
   } else if (!s.order->own_part_is_done()) {
     self->stats().set_activity(activity::wants_batch);
+  } else if (s.held || !all_are_there(*s.links)) {
+    self->stats().set_activity(activity::wants_peers);
   } else if (!s.part_sent) {
     send_part(self);
   }
@@ -93,31 +105,30 @@ void train_one(self_ptr self) {
     step_sums sums = s.options.work.accumulate(input, report.measured);
     s.weight_sum += sums.weight_sum;
     report.sums = std::make_shared<const step_sums>(std::move(sums));
+    self->fault("forward");
   }
   s.order->trained();
   give_back(self, m);
-  self->send(s.links->metrics, report);
-  s.reports.insert_or_assign(report.k, std::move(report));
+  s.reports.push_back(std::move(report));
   go_on(self);
 }
 
 void reduce(self_ptr self, const step_part& part) {
   drafter_state& s = self->state;
-  auto& parts = s.parts[part.step];
-  parts.resize(s.options.drafters);
-  parts.at(part.rank) = part;
-  if (part.step != s.order->open_step() ||
-      !std::all_of(parts.begin(), parts.end(), [](const auto& p) { return p.has_value(); }))
-    return;
+  s.exchange->arrived(part);
+  if (!s.order || s.order->finished()) return;  // before its start
+  const uint64_t step = s.order->open_step();
+  const std::vector<step_part> parts = s.exchange->complete(step);
+  if (parts.empty()) return;
   self->stats().set_activity(activity::computing);
   {
     const auto timer = s.stages.time(stage::reduce);
     std::vector<at::Tensor> gradients;
     s.reduced_weight = 0;
-    for (const auto& p : parts) {
-      p->gradient->ready.wait();
-      gradients.push_back(p->gradient->tensors.at(0));
-      s.reduced_weight += p->weight_sum;
+    for (const step_part& p : parts) {
+      p.gradient->ready.wait();
+      gradients.push_back(p.gradient->tensors.at(0));
+      s.reduced_weight += p.weight_sum;
     }
     if (s.options.drafters == 1) {
       s.reduced = gradients[0];
@@ -126,32 +137,38 @@ void reduce(self_ptr self, const step_part& part) {
       sum_in_rank_order(gradients, s.sum);
       s.reduced = s.sum;
     }
+    self->fault("reduce");
   }
-  s.parts.erase(part.step);
+  s.exchange->done(step);
   self->stats().set_activity(activity::wants_go);
-  self->send(s.links->coordinator, step_reduced{s.order->open_step(), self->identity().index});
+  self->send(s.links->coordinator,
+             step_reduced{step, self->identity().index, s.exchange->attempt(), s.reports});
+  self->fault("reduced");
 }
 
 void update(self_ptr self, const step_go& m) {
   drafter_state& s = self->state;
-  DFLASH_CHECK(m.step == s.order->open_step() && s.reduced.defined(),
-               "a go for a step that is not reduced here",
-               m.step);
-  s.reports.erase(s.reports.begin(), s.reports.lower_bound(m.noted_k));
+  DFLASH_CHECK(
+      m.step == s.order->open_step() && m.attempt == s.exchange->attempt() && s.reduced.defined(),
+      "a go for a step that is not reduced here",
+      m.step);
   self->stats().set_activity(activity::computing);
   step_committed done;
   {
     const auto timer = s.stages.time(stage::update);
-    const update_report report = s.options.work.update(s.reduced, s.reduced_weight, m.step);
+    self->fault("update");
+    const update_report report = s.options.work.update(s.reduced, s.reduced_weight, m.step, m.skip);
     done = {m.step,
             self->identity().index,
             report.grad_norm,
             report.lr,
             report.update_norm,
             report.skipped};
+    self->fault("updated");
   }
   s.reduced = at::Tensor();
   s.weight_sum = 0;
+  s.reports.clear();
   s.part_sent = false;
   s.order->committed();
   self->send(s.links->coordinator, done);
@@ -160,9 +177,25 @@ void update(self_ptr self, const step_go& m) {
   go_on(self);
 }
 
+void hold(self_ptr self, const step_hold& m) {
+  drafter_state& s = self->state;
+  DFLASH_CHECK(m.step == s.order->open_step(), "another step is open here", m.step);
+  s.exchange->begin(m.attempt);
+  s.reduced = at::Tensor();
+  s.part_sent = false;
+  s.held = true;
+  self->send(s.links->coordinator,
+             replica_held{m.step,
+                          self->identity().index,
+                          m.attempt,
+                          std::make_shared<const replica_state>(s.options.work.state())});
+  go_on(self);
+}
+
 void save(self_ptr self, const save_request& m) {
   drafter_state& s = self->state;
   self->stats().set_activity(activity::computing);
+  self->fault("save");
   snapshot_taken taken;
   taken.steps = m.steps;
   const int64_t began = now_ns();
@@ -184,19 +217,39 @@ void save(self_ptr self, const save_request& m) {
   go_on(self);
 }
 
+// The state that this life begins with.
+void begin_life(self_ptr self) {
+  drafter_state& s = self->state;
+  life_of_drafter& life = s.options.life;
+  const uint32_t rank = self->identity().index;
+  const bool later = life.restore || life.state;
+  if (life.restore)
+    life.step = s.options.work.restore();
+  else if (life.state)
+    s.options.work.load_state(*life.state);
+  life.state = nullptr;
+  s.credit_epoch = life.number * epochs_of_a_life;
+  s.order.emplace(*s.options.plan, rank, s.options.drafters, life.step);
+  if (!later) return;
+  self->fault("joined");
+  self->send(s.links->coordinator, replica_ready{life.step, rank});
+}
+
 void start(self_ptr self, const start_run& m) {
   drafter_state& s = self->state;
   const auto before = std::exchange(s.links, m.links);
   s.stages = stage_sink(m.links->profiler);
-  if (before && before->metrics != m.links->metrics)
-    for (const auto& [k, report] : s.reports) self->send(m.links->metrics, report);
+  if (!before) begin_life(self);
+  if (all_are_there(*m.links)) s.held = false;
   if (!before || before->dispatcher != m.links->dispatcher) {
-    const slot_pool& slots = *s.options.slots;
+    const std::shared_ptr<slot_pool>& slots = s.options.slots;
     self->send(m.links->dispatcher,
                room_grant{self->identity().index,
+                          s.options.life.number,
                           ++s.credit_epoch,
-                          slots.limit_bytes(),
-                          static_cast<uint32_t>(slots.slots()),
+                          slots,
+                          slots->limit_bytes(),
+                          static_cast<uint32_t>(slots->slots()),
                           s.order->trained_end_k(),
                           s.order->held()});
   }
@@ -218,13 +271,13 @@ drafter_actor spawn_drafter(caf::actor_system& system,
           set_up_lane_thread(fmt::format("drafter-{}", self->identity().index), options.threads);
         drafter_state& s = self->state;
         s.options = options;
-        s.order.emplace(
-            *options.plan, self->identity().index, options.drafters, options.first_step);
+        s.exchange.emplace(options.drafters, options.life.attempt);
         return {
             [=](const start_run& m) { start(self, m); },
             [=](const hidden_batch& m) { arrive(self, m); },
             [=](const step_part& m) { reduce(self, m); },
             [=](const step_go& m) { update(self, m); },
+            [=](const step_hold& m) { hold(self, m); },
             [=](const save_request& m) { save(self, m); },
             [=](const refused_batch& m) { self->send(self->state.links->dispatcher, m); },
             [=](next_atom) { train_one(self); },

@@ -5,12 +5,15 @@
 // step_reduced to the coordinator -> step_go from it -> update -> step_committed. Until the go
 // nothing of the step has changed weights or moments, and the gradient that step_part hands around
 // is left alone.
+//
+// A later life begins with the state of a replica that lives, or with that of a checkpoint, and
+// without batches. Those that live hold their exchange of gradients until it is there, and keep
+// their own gradient of the open step: its part is exchanged again, as a new attempt.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -18,16 +21,26 @@
 #include "actors/drafter_work.hpp"
 #include "actors/runtime/metered.hpp"
 #include "actors/runtime/stage_sink.hpp"
+#include "actors/step_exchange.hpp"
 #include "actors/training_order.hpp"
 #include "device/slot_pool.hpp"
 
 namespace dflash {
 
+// How a life of a drafter begins.
+struct life_of_drafter {
+  uint32_t number = 0;
+  uint64_t step = 0;  // the open one
+  uint32_t attempt = 0;
+  std::shared_ptr<const replica_state> state;  // to be taken over; null: it has it
+  bool restore = false;                        // or from a checkpoint, which says the step
+};
+
 struct drafter_options {
   uint32_t drafters = 1;  // M
   std::optional<step_plan> plan;
-  uint64_t first_step = 0;
   drafter_work work;
+  life_of_drafter life;
   std::shared_ptr<slot_pool> slots;  // its mailbox limit
   uint64_t metrics_every = 8;        // batches, by k
   int64_t threads = 1;
@@ -39,12 +52,13 @@ struct drafter_state {
   std::shared_ptr<const pipeline_links> links;
   stage_sink stages;
   std::optional<training_order> order;
-  uint32_t credit_epoch = 0;                 // one for each dispatcher
-  bool stepping = false;                     // a next_atom is on its way
-  bool part_sent = false;                    // of the open step
-  double weight_sum = 0;                     // of own batches of the open step
-  std::map<uint64_t, batch_report> reports;  // by k: metrics may not have written them
-  std::map<uint64_t, std::vector<std::optional<step_part>>> parts;  // by step, then [rank]
+  uint32_t credit_epoch = 0;          // one for each dispatcher
+  bool stepping = false;              // a next_atom is on its way
+  bool held = false;                  // exchanges nothing until all drafters are there
+  bool part_sent = false;             // of the open step, under the present attempt
+  double weight_sum = 0;              // of own batches of the open step
+  std::vector<batch_report> reports;  // of them
+  std::optional<step_exchange> exchange;
   at::Tensor sum;      // [P] fp32 of all ranks; M = 1: not used
   at::Tensor reduced;  // of the open step, once all parts are here
   double reduced_weight = 0;

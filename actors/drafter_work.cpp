@@ -4,14 +4,16 @@
 
 namespace dflash {
 
-drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer write) {
+drafter_work work_of(std::shared_ptr<drafter_trainer> trainer,
+                     checkpoint_restorer restore,
+                     checkpoint_writer write) {
   drafter_work work;
   work.accumulate = [trainer](const drafter_input& input, bool measured) {
     return trainer->accumulate(input, measured);
   };
   work.gradient = [trainer]() -> const at::Tensor& { return trainer->gradient(); };
-  work.update = [trainer](const at::Tensor& reduced, double weight_sum, uint64_t step) {
-    return trainer->apply(reduced, weight_sum, step);
+  work.update = [trainer](const at::Tensor& reduced, double weight_sum, uint64_t step, bool skip) {
+    return trainer->apply(reduced, weight_sum, step, skip);
   };
   if (write)
     work.snapshot = [trainer,
@@ -19,6 +21,9 @@ drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer
                      buffer = std::make_shared<snapshot_buffer>()](const save_request& request) {
       return [request, write, copy = buffer->take(*trainer)] { write(request, *copy); };
     };
+  work.state = [trainer] { return state_of(*trainer); };
+  work.load_state = [trainer](const replica_state& from) { copy_state(from, *trainer); };
+  work.restore = [trainer, restore = std::move(restore)] { return restore(*trainer); };
   return work;
 }
 

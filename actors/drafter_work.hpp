@@ -7,6 +7,7 @@
 
 #include "messages/messages.hpp"
 #include "model/drafter_step.hpp"
+#include "model/replica_state.hpp"
 #include "model/trainer_snapshot.hpp"
 
 namespace dflash {
@@ -16,16 +17,29 @@ struct drafter_work {
   std::function<step_sums(const drafter_input&, bool measured)> accumulate;
   // Of the open step: one flat [P] fp32, unnormalised; 0 where nothing was accumulated.
   std::function<const at::Tensor&()> gradient;
-  // Updates the weights and opens the next step.
-  std::function<update_report(const at::Tensor& reduced, double weight_sum, uint64_t step)> update;
+  // Updates the weights and opens the next step; `skip`: leaves weights and moments as they are.
+  std::function<update_report(
+      const at::Tensor& reduced, double weight_sum, uint64_t step, bool skip)>
+      update;
   // Copies what a checkpoint needs, and gives what writes it, for another thread: blocks, throws
   // where the disk refuses. Asked of rank 0 only.
   std::function<std::function<void()>(const save_request&)> snapshot;
+  // All that decides later bits, as views of its own memory.
+  std::function<replica_state()> state;
+  // Takes another replica's state over; forgets what was accumulated.
+  std::function<void(const replica_state&)> load_state;
+  // Goes back to the newest good checkpoint, or to the initial state if there is none; returns its
+  // committed steps. Blocks; throws where there is nothing to go back to.
+  std::function<uint64_t()> restore;
 };
 
 using checkpoint_writer = std::function<void(const save_request&, const trainer_snapshot&)>;
+// As drafter_work::restore.
+using checkpoint_restorer = std::function<uint64_t(drafter_trainer&)>;
 
 // Of rank 0 with `write`, of the others without.
-drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer write = {});
+drafter_work work_of(std::shared_ptr<drafter_trainer> trainer,
+                     checkpoint_restorer restore,
+                     checkpoint_writer write = {});
 
 }  // namespace dflash

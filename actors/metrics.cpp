@@ -113,19 +113,17 @@ void count_moves(run_totals& t, const batch_report& m) {
   t.whole_bytes += m.whole_bytes;
 }
 
-// All of its batches are reported: one line, then the totals in one piece. A death in between
-// leaves a line too many, which the next life cuts off.
+// One line, then the totals in one piece. A death in between leaves a line too many, which the next
+// life cuts off.
 void write_step(self_ptr self, const step_done& m) {
   metrics_state& s = self->state;
   run_totals t = *s.options.totals;
   step_total total;
-  const auto first = s.reports.lower_bound(m.first_k), last = s.reports.lower_bound(m.end_k);
-  for (auto r = first; r != last; ++r) {
-    total.add(r->second);
-    count_moves(t, r->second);
+  for (const batch_report& r : *m.reports) {
+    total.add(r);
+    count_moves(t, r);
   }
   ++t.steps;
-  t.next_k = m.end_k;
   t.batches += total.batches;
   t.tokens += total.tokens;
   t.dropped += total.dropped;
@@ -150,38 +148,23 @@ void write_step(self_ptr self, const step_done& m) {
   write_line(s, line);
   self->fault("written");
   *s.options.totals = t;
-  s.reports.erase(first, last);
   show(s, waits);
   s.options.steps->store(m.step + 1);
   self->stats().complete();
   self->send(s.links->coordinator, step_noted{m.step});
 }
 
-// A restarted metrics hears of steps before it has all their reports.
-void write_steps(self_ptr self) {
+void on_step(self_ptr self, const step_done& m) {
   metrics_state& s = self->state;
-  while (!s.done.empty()) {
-    const step_done next = s.done.begin()->second;
-    const auto first = s.reports.lower_bound(next.first_k);
-    const auto reported = std::distance(first, s.reports.lower_bound(next.end_k));
-    if (static_cast<uint64_t>(reported) < next.end_k - next.first_k) break;
-    write_step(self, next);
-    s.done.erase(next.step);
+  if (m.step < steps_written(s)) {  // told again, but written
+    self->send(s.links->coordinator, step_noted{m.step});
+    return;
   }
+  write_step(self, m);
   for (auto f = s.flushes.begin(); f != s.flushes.end() && f->first <= steps_written(s);) {
     f->second.deliver(f->first);
     f = s.flushes.erase(f);
   }
-}
-
-void on_step(self_ptr self, const step_done& m) {
-  metrics_state& s = self->state;
-  if (m.step < steps_written(s)) {
-    self->send(s.links->coordinator, step_noted{m.step});
-    return;
-  }
-  s.done.insert_or_assign(m.step, m);
-  write_steps(self);
 }
 
 // One line each, in order, none twice.
@@ -276,12 +259,6 @@ metrics_actor spawn_metrics(caf::actor_system& system,
         if (options.progress) state.line.emplace();
         return {
             [=](const start_run& m) { start(self, m); },
-            [=](const batch_report& m) {
-              metrics_state& s = self->state;
-              if (m.k < s.options.totals->next_k) return;  // sent again, but written
-              s.reports.insert_or_assign(m.k, m);
-              write_steps(self);
-            },
             [=](const step_done& m) { on_step(self, m); },
             [=](const save_counts& m) { self->state.options.totals->saves = m; },
             [=](const evaluation_note& m) { write_evaluation(self, m); },

@@ -31,7 +31,6 @@ struct run_totals {
   uint64_t moved_bytes = 0;
   uint64_t whole_bytes = 0;
   double seconds = 0;                        // from the first job to the last commit
-  uint64_t next_k = 0;                       // of the steps written
   uint64_t evaluated_step = 0;               // of the last evaluation written
   std::optional<double> tau, held_out_loss;  // of that one
   save_counts saves;
@@ -82,8 +81,6 @@ struct metrics_state {
   static inline const char* name = "metrics";
   metrics_options options;
   std::shared_ptr<const pipeline_links> links;
-  std::map<uint64_t, batch_report> reports;  // by k, of steps not yet written
-  std::map<uint64_t, step_done> done;        // committed, but a report is still on its way
   std::multimap<uint64_t, caf::typed_response_promise<uint64_t>> flushes;  // by step
   std::optional<jsonl_writer> writer;
   std::optional<progress_line> line;

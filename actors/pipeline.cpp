@@ -47,9 +47,11 @@ public:
     links->checkpointer = checkpointer();
     if (parts_.evaluate) links->evaluator = evaluator();
     links->loader = loader();
-    links->dispatcher = dispatcher(first_k());
+    links->dispatcher = dispatcher(first_life());
     for (uint32_t i = 0; i < limits().targets; ++i) links->targets.push_back(target(i));
-    for (uint32_t i = 0; i < limits().drafters; ++i) links->drafters.push_back(drafter(i));
+    for (uint32_t i = 0; i < limits().drafters; ++i)
+      links->drafters.push_back(drafter(i, first_life().drafter));
+    links->drafter_lives.resize(limits().drafters);
     for (uint32_t i = 0; i < limits().targets + limits().readers; ++i)
       links->postprocess.push_back(postprocess(i));
     return links;
@@ -66,7 +68,7 @@ private:
   }
 
   // The next life of a group; called by the coordinator in its own thread.
-  void spawn_group(pipeline_links& links, group_id group, uint64_t next_k) {
+  void spawn_group(pipeline_links& links, group_id group, const next_life& next) {
     switch (group.what) {
       case part::loader:
         links.loader = loader();
@@ -92,12 +94,12 @@ private:
         links.inspector = inspector();
         return;
       case part::dispatcher:
-        links.dispatcher = dispatcher(next_k);
+        links.dispatcher = dispatcher(next);
         return;
       case part::drafter:
-        break;
+        links.drafters.at(group.index) = drafter(group.index, next.drafter);
+        return;
     }
-    DFLASH_CHECK(false, "an actor that cannot be restarted");
   }
 
   inspector_actor inspector() {
@@ -122,20 +124,30 @@ private:
   uint64_t first_k() const {
     return parts_.first_step == 0 ? 0 : parts_.plan->step(parts_.first_step - 1).last_k;
   }
+  next_life first_life() const {
+    next_life first;
+    first.next_k = first_k();
+    first.drafter.step = parts_.first_step;
+    return first;
+  }
 
   coordinator_actor coordinator(const caf::actor& observer) {
     coordinator_options o;
-    o.commits = commit_options{*parts_.plan, limits().drafters, parts_.first_step};
+    o.commits = commit_options{.plan = *parts_.plan,
+                               .drafters = limits().drafters,
+                               .first_step = parts_.first_step,
+                               .skipped = parts_.skipped_steps,
+                               .losses = parts_.losses,
+                               .skip_spikes = parts_.skip_spikes};
     o.saves = parts_.saves;
     o.saves.total_steps = parts_.plan->total_steps();
     o.saves.first_step = parts_.first_step;
     o.give_up_evaluation = parts_.give_up_evaluation;
     o.saved_step = parts_.saved_step;
-    o.skipped_steps = parts_.skipped_steps;
     o.dropped = parts_.dropped;
     o.observer = observer;
-    o.spawn_group = [this](pipeline_links& links, group_id group, uint64_t next_k) {
-      spawn_group(links, group, next_k);
+    o.spawn_group = [this](pipeline_links& links, group_id group, const next_life& next) {
+      spawn_group(links, group, next);
     };
     o.restart = parts_.restart;
     o.on_links = parts_.on_links;
@@ -182,9 +194,10 @@ private:
     return spawn_loader(system_, runs_as::detached, named("loader"), std::move(o));
   }
 
-  dispatcher_actor dispatcher(uint64_t next_k) {
+  dispatcher_actor dispatcher(const next_life& next) {
     dispatch_options o;
-    o.first_k = next_k;
+    o.first_k = next.next_k;
+    o.dropped = next.dropped;
     o.end_k = parts_.plan->total_batches();
     o.targets = limits().targets;
     o.drafters = limits().drafters;
@@ -203,14 +216,13 @@ private:
         system_, runs_as::detached, named(fmt::format("target_forward {}", i), i), std::move(o));
   }
 
-  drafter_actor drafter(uint32_t i) {
+  drafter_actor drafter(uint32_t i, const life_of_drafter& life) {
     drafter_options o;
     o.drafters = limits().drafters;
     o.plan = parts_.plan;
-    o.first_step = parts_.first_step;
     o.work = parts_.drafters[i];
+    o.life = life;
     o.slots = slot_pool::make(limits().drafter_batches, limits().batch_bytes);
-    drafter_slots_.push_back(o.slots);
     o.metrics_every = parts_.metrics_every;
     o.threads = parts_.drafter_threads;
     return spawn_drafter(system_,
@@ -223,7 +235,6 @@ private:
     postprocess_options o;
     o.shape = parts_.shape;
     o.drafter_dtype = parts_.drafter_dtype;
-    o.drafter_slots = drafter_slots_;
     o.store = parts_.store;
     o.noise = parts_.noise;
     o.seed = parts_.seed;
@@ -243,7 +254,6 @@ private:
   fault_points faults_;
   std::shared_ptr<std::atomic<uint64_t>> steps_;
   std::shared_ptr<run_totals> totals_;
-  std::vector<std::shared_ptr<slot_pool>> drafter_slots_;  // [M]
 };
 
 // The coordinator died before it could tell anybody: everyone else goes too.

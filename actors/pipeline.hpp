@@ -25,6 +25,7 @@
 #include "data/hidden_store.hpp"
 #include "data/step_plan.hpp"
 #include "model/captured_states.hpp"
+#include "model/loss_statistics.hpp"
 
 namespace dflash {
 
@@ -34,6 +35,7 @@ struct pipeline_parts {
   uint64_t first_step = 0;  // committed before this process
   uint64_t saved_step = 0;  // of the checkpoint it goes on from
   uint64_t skipped_steps = 0;
+  loss_statistics losses;  // of the steps before
   std::vector<uint64_t> dropped;
 
   std::vector<capture_function> targets;  // [N]
@@ -58,6 +60,7 @@ struct pipeline_parts {
   std::function<evaluation_work()> evaluate;  // empty: saves.eval_every is 0
   std::function<void()> give_up_evaluation;   // as coordinator_options'
   int64_t eval_threads = 1;
+  double skip_spikes = 0;  // standard deviations above the mean loss; 0: off
 
   restart_options restart;
   std::chrono::milliseconds stage_deadline{10000};  // of each stage of the shutdown

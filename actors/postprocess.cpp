@@ -60,9 +60,14 @@ tensor_handle move_to_drafter(postprocess_state& s, const captured& m) {
       at::Tensor& t = tensors[static_cast<size_t>(tap)];
       t = t.to(s.options.drafter_dtype);
     }
-  auto lease = s.options.drafter_slots.at(m.job.drafter)->try_acquire();
+  auto lease = m.job.room->try_acquire();
   DFLASH_CHECK(lease.has_value(), "no slot at a drafter that granted room", m.job.drafter);
   return make_tensor_handle(std::move(tensors), s.options.shape.last, std::move(*lease));
+}
+
+// The drafter has died since the job was handed out; a later life has granted no room for it.
+bool nobody_wants(const postprocess_state& s, const capture_job& job) {
+  return !s.links->drafters.at(job.drafter) || s.links->drafter_lives.at(job.drafter) != job.life;
 }
 
 void process(self_ptr self, const captured& m) {
@@ -81,6 +86,13 @@ void process(self_ptr self, const captured& m) {
   } else {
     keep(s, m);
     self->fault("checked");
+    if (nobody_wants(s, m.job)) {
+      self->stats().release(bytes);
+      m.hidden.release();
+      return_slot(self, m);
+      self->stats().set_activity(activity::wants_capture);
+      return;
+    }
     hidden_batch out;
     out.tokens = m.job.tokens;
     out.epoch = m.job.epoch;
@@ -98,7 +110,7 @@ void process(self_ptr self, const captured& m) {
     self->fault("moved");
     // From here on nothing throws: what the dispatcher takes for delivered reaches the drafter.
     self->stats().complete();
-    self->send(s.links->dispatcher, delivered{m.job.tokens->k});
+    self->send(s.links->dispatcher, delivered{m.job.tokens->k, m.job.epoch});
     self->send(s.links->drafters.at(m.job.drafter), std::move(out));
     s.stages.report(stage::postprocess, now_ns() - began);
   }

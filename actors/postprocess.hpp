@@ -20,11 +20,10 @@ namespace dflash {
 
 struct postprocess_options {
   hidden_shape shape;
-  at::ScalarType drafter_dtype = at::kFloat;              // taps are cast to it where they differ
-  std::vector<std::shared_ptr<slot_pool>> drafter_slots;  // [M]
-  std::shared_ptr<hidden_store> store;                    // null: not kept
-  double noise = 0;                                       // taps + U(-noise, noise); 0: none
-  uint64_t seed = 0;                                      // of the noise
+  at::ScalarType drafter_dtype = at::kFloat;  // taps are cast to it where they differ
+  std::shared_ptr<hidden_store> store;        // null: not kept
+  double noise = 0;                           // taps + U(-noise, noise); 0: none
+  uint64_t seed = 0;                          // of the noise
   int64_t window = 0;  // widest of the drafter's layers, tokens; 0: a full one
   int64_t block_size = 0;
   // All values finite? all_finite, but for simulated lanes.

@@ -66,6 +66,11 @@ std::optional<uint64_t> save_book::lose() {
   return lost;
 }
 
+void save_book::forget_due() {
+  if (next_ && !due_.empty() && due_.back() == next_->steps) due_.pop_back();
+  next_.reset();
+}
+
 std::vector<uint64_t> save_book::kept_steps() const {
   std::vector<uint64_t> steps(due_.begin(), due_.end());
   if (const evaluation* best = history_.best()) steps.push_back(best->step);

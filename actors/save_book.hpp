@@ -52,6 +52,8 @@ public:
   std::optional<uint64_t> lose();
   // The same where the drafter died: nothing if the copy was made before.
   std::optional<uint64_t> lose_copy() { return copied_ ? std::nullopt : lose(); }
+  // The run goes back before it: not asked for yet, and it will be due again.
+  void forget_due();
   std::optional<uint64_t> writing() const { return writing_; }
   bool is_idle() const { return !next_ && !writing_; }
   // Those that must not be removed: the best, and those to be evaluated.

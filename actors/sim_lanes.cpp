@@ -84,11 +84,15 @@ drafter_work sim_drafter(service_time batch,
     return sums;
   };
   work.gradient = [gradient]() -> const at::Tensor& { return *gradient; };
-  work.update = [update, done = std::move(on_update)](const at::Tensor&, double, uint64_t step) {
+  work.update = [update, done = std::move(on_update)](
+                    const at::Tensor&, double, uint64_t step, bool) {
     sleep_for(update.of(step));
     if (done) done(step);
     return update_report{};
   };
+  work.state = [] { return replica_state{}; };
+  work.load_state = [](const replica_state&) {};
+  work.restore = [] { return uint64_t{0}; };
   return work;
 }
 

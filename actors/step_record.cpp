@@ -63,7 +63,9 @@ json_object step_record(const step_done& done, const step_total& total, const lo
   line.add("grad_norm", static_cast<double>(done.grad_norm));
   line.add("lr", static_cast<double>(done.rate));
   line.add("update_norm", static_cast<double>(done.update_norm));
+  if (done.has_loss_z) line.add("loss_z", static_cast<double>(done.loss_z));
   line.add("skipped", done.skipped);
+  if (done.skipped) line.add("skipped_for", skip_cause_name(done.skipped_for));
   if (total.dropped > 0) line.add("dropped", total.dropped);
   return line;
 }

@@ -6,10 +6,6 @@
 
 namespace dflash {
 
-bool may_restart(part what) {
-  return what != part::drafter;
-}
-
 bool is_upstream(part what) {
   return what == part::dispatcher || what == part::loader || what == part::target;
 }
@@ -112,11 +108,11 @@ void send_links(const std::shared_ptr<const pipeline_links>& links) {
   tell(links->metrics);
   tell(links->checkpointer);
   tell(links->evaluator);
-  for (const auto& drafter : links->drafters) tell(drafter);
   for (const auto& post : links->postprocess) tell(post);
   tell(links->dispatcher);
   tell(links->loader);
   for (const auto& target : links->targets) tell(target);
+  for (const auto& drafter : links->drafters) tell(drafter);
 }
 
 }  // namespace dflash

@@ -33,8 +33,6 @@ struct group_member {
   uint32_t stage = 0;  // of the shutdown: sources first
 };
 
-// The death of the others ends the run.
-bool may_restart(part what);
 // What a dispatcher's death takes with it: those that work for it, on batches that its next life
 // could not know of.
 bool is_upstream(part what);
@@ -43,8 +41,8 @@ std::vector<group_id> groups_of(const pipeline_links& links);
 std::vector<group_member> members_of(const pipeline_links& links, group_id group);
 // Makes the handles of a group invalid.
 void clear_group(pipeline_links& links, group_id group);
-// Who is who, to everyone in it but the coordinator: those who listen first, then the flow from its
-// end to its beginning.
+// Who is who, to everyone in it but the coordinator. Drafters last: nothing flows before they grant
+// room, and when a new life of one does, everybody knows of it.
 void send_links(const std::shared_ptr<const pipeline_links>& links);
 
 }  // namespace dflash

@@ -54,6 +54,7 @@ checkpoint_writer checkpoint_saver(const training_setup& s, const fs::path& chec
     state.next_k = request.next_k;
     state.dropped = request.dropped;
     state.skipped_steps = request.skipped_steps;
+    state.losses = {request.loss_count, request.loss_mean, request.loss_variance};
     if (!fs::exists(checkpoints.parent_path()))
       spdlog::error("{} has vanished: it is made again, without what was in it",
                     checkpoints.parent_path().string());

@@ -21,6 +21,7 @@
 #include "bin/checkpoint_saver.hpp"
 #include "bin/commands.hpp"
 #include "bin/overrides.hpp"
+#include "bin/replica_restore.hpp"
 #include "bin/run_folder.hpp"
 #include "bin/training_setup.hpp"
 #include "bin/version.hpp"
@@ -356,6 +357,7 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
     for (size_t i = 0; i < setup.trainers.size(); ++i)
       parts.drafters.push_back(
           work_of(setup.trainers[i],
+                  restorer(setup, folder.checkpoints()),
                   i == 0 ? checkpoint_saver(setup, folder.checkpoints()) : checkpoint_writer()));
     parts.publish = publisher(system, listen, folder);
     parts.on_started = [&](std::function<void()> stop) { signals.start(std::move(stop)); };

@@ -153,6 +153,7 @@ void take_over(training_setup& s) {
         "resume with the shards that the run began with");
   p.first_step = p.saved_step = state.steps;
   p.skipped_steps = state.skipped_steps;
+  p.losses = state.losses;
   p.dropped = state.dropped;
 }
 
@@ -251,6 +252,7 @@ training_setup prepare_training(const run_config& config,
                            c.layout.max_in_flight);
   p.saves.every = static_cast<uint64_t>(c.checkpoint.every);
   p.saves.keep_every = static_cast<uint64_t>(c.checkpoint.keep_every);
+  p.skip_spikes = c.optim.skip_spikes;
   p.metrics_every = static_cast<uint64_t>(c.metrics.every);
   p.profile_interval = static_cast<uint64_t>(c.profile.interval);
   s.padding_permille = static_cast<int64_t>(p.source->padding_share() * 1000);

@@ -143,6 +143,9 @@ const std::vector<key>& table() {
        "Decoupled decay of matrices."},
       {"optim.clip", number_key{AT(optim.clip), 0.0}, "",
        "Largest norm of the whole gradient; 0: no limit."},
+      {"optim.skip_spikes", number_key{AT(optim.skip_spikes), 0.0, 1e6}, "",
+       "Skip a step whose loss lies so many standard deviations above the mean of the steps "
+       "before; 0: none is skipped for it (`loss_z` in `metrics.jsonl` shows it all the same)."},
       {"optim.accumulation", integer_key{AT(optim.accumulation), 1, 1 << 20}, "batches",
        "Batches of each drafter in an optimizer step."},
       {"optim.ema", number_key{AT(optim.ema), 0.0, 0.999999}, "",

@@ -96,6 +96,7 @@ struct optim_section {
   std::array<double, 2> betas = {0.9, 0.95};
   double weight_decay = 0.0;
   double clip = 1.0;                // of the global gradient norm; 0: off
+  double skip_spikes = 0.0;         // standard deviations of the loss; 0: off
   std::int64_t accumulation = 1;    // batches per drafter and step
   double ema = 0.0;                 // decay of the moving average that is exported; 0: off
   std::string schedule = "cosine";  // "cosine" | "linear" | "wsd" | "constant"

@@ -49,9 +49,8 @@ public:
   }
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw error("no array of NumPy: its header " + what,
-                path_.string(),
-                "write it with numpy.save");
+    throw error(
+        "no array of NumPy: its header " + what, path_.string(), "write it with numpy.save");
   }
 
 private:

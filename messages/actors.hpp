@@ -5,7 +5,7 @@
 //     ^------load_credit------' ^  ^  ^------lane_free-------' ^------slot_credit---------'  |
 //     '--capture_job (kept)-----'  '--credit_return-- drafter_train xM <-----hidden_batch-----'
 //                                                     |  ^ step_part (between drafters)
-//                        step_reduced, step_committed v  | step_go
+//          step_reduced, step_committed, replica_held v  | step_go, step_hold
 //                                                   coordinator --step_done--> metrics, profiler
 #pragma once
 
@@ -30,6 +30,10 @@ using coordinator_actor = caf::typed_actor<
     caf::reacts_to<step_reduced>,
     // a drafter has updated its weights
     caf::reacts_to<step_committed>,
+    // a drafter waits for one that comes back, whose state it has
+    caf::reacts_to<replica_held>,
+    // a drafter is back
+    caf::reacts_to<replica_ready>,
     // a batch adds nothing: goes into the commit record
     caf::reacts_to<batch_dropped>,
     // too many batches in a row were dropped
@@ -116,6 +120,8 @@ using drafter_actor = caf::typed_actor<
     caf::reacts_to<step_part>,
     // all replicas have reduced: update
     caf::reacts_to<step_go>,
+    // another drafter comes back: drop its part of the open step, show your state
+    caf::reacts_to<step_hold>,
     // copy what a checkpoint needs
     caf::reacts_to<save_request>,
     // its own fuse: a batch came without room for it
@@ -142,9 +148,7 @@ using evaluator_actor = caf::typed_actor<
 // Running sums, progress line, metrics.jsonl. Scheduled; never stops training.
 using metrics_actor = caf::typed_actor<
     caf::reacts_to<start_run>,
-    // sums of one batch
-    caf::reacts_to<batch_report>,
-    // a step is committed
+    // a step is committed; with the sums of its batches
     caf::reacts_to<step_done>,
     // a checkpoint is evaluated
     caf::reacts_to<evaluation_note>,
@@ -176,6 +180,7 @@ struct pipeline_links {
   std::vector<target_actor> targets;           // [N]
   std::vector<postprocess_actor> postprocess;  // [N], and one for the loader if states are kept
   std::vector<drafter_actor> drafters;         // [M]
+  std::vector<uint32_t> drafter_lives;         // [M] 0: the first
   checkpointer_actor checkpointer;
   evaluator_actor evaluator;  // invalid: nothing is evaluated
   metrics_actor metrics;

@@ -21,4 +21,10 @@ const char* stage_name(stage which) {
   return names[static_cast<size_t>(which)];
 }
 
+const char* skip_cause_name(skip_cause which) {
+  static constexpr std::array<const char*, 4> names = {
+      "", "nothing supervised", "not finite", "loss spike"};
+  return names[static_cast<size_t>(which)];
+}
+
 }  // namespace dflash

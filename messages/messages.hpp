@@ -17,9 +17,11 @@ namespace dflash {
 
 struct batch;              // data/batches.hpp
 struct step_sums;          // model/loss.hpp
+struct replica_state;      // model/replica_state.hpp
 struct pipeline_links;     // messages/actors.hpp
 struct evaluation;         // model/evaluation_history.hpp
 class evaluation_history;  // model/evaluation_history.hpp
+class slot_pool;           // device/slot_pool.hpp
 
 // ---- life of the pipeline -----------------------------------------------------------------------
 
@@ -110,11 +112,13 @@ struct lane_free {
 // Dispatcher to a producer: room at the drafter is reserved, make the hidden states of this batch.
 struct capture_job {
   std::shared_ptr<const batch> tokens;
-  uint32_t lane = 0;     // who works on it
-  uint32_t drafter = 0;  // k mod M
-  uint32_t epoch = 0;    // of the reserved credit
-  uint32_t attempt = 0;  // 1: made again after a non-finite value
-  bool kept = false;     // read from disk instead
+  uint32_t lane = 0;                // who works on it
+  uint32_t drafter = 0;             // k mod M
+  uint32_t life = 0;                // of the drafter; another one's: nobody wants the result
+  uint32_t epoch = 0;               // of the reserved credit
+  std::shared_ptr<slot_pool> room;  // where the reserved slot is
+  uint32_t attempt = 0;             // 1: made again after a non-finite value
+  bool kept = false;                // read from disk instead
 };
 
 // Producer to its postprocess.
@@ -143,6 +147,7 @@ struct hidden_batch {
 // Postprocess to dispatcher: batch k is on its way to its drafter.
 struct delivered {
   uint64_t k = 0;
+  uint32_t epoch = 0;  // as in the job
 };
 
 // Postprocess to dispatcher: NaN or infinity in what the producer made.
@@ -167,7 +172,9 @@ struct kept_missing {
 // what it has of the batches that are not committed. Older grants are void.
 struct room_grant {
   uint32_t consumer = 0;
-  uint32_t epoch = 0;
+  uint32_t life = 0;
+  uint32_t epoch = 0;  // rises over all lives
+  std::shared_ptr<slot_pool> slots;
   uint64_t limit_bytes = 0;
   uint32_t limit_batches = 0;
   uint64_t trained_end_k = 0;  // its own batches below are trained
@@ -189,25 +196,73 @@ struct refused_batch {
 
 // ---- steps --------------------------------------------------------------------------------------
 
+// A step is tried again when a drafter has died before its go: what was exchanged under an older
+// attempt is void. Attempts are counted over the whole run.
+
 // Drafter to drafters (itself included): its sums over the batches of step s.
 struct step_part {
   uint64_t step = 0;
   uint32_t rank = 0;
+  uint32_t attempt = 0;
   tensor_handle gradient;  // one flat [P] fp32, unnormalised; untouched until `go`
   f64_bits weight_sum;
+};
+
+// Sums of one batch, from its drafter by way of the coordinator to metrics, with the step.
+struct batch_report {
+  uint64_t k = 0;
+  uint32_t drafter = 0;
+  bool kept = false;  // as in hidden_batch
+  uint64_t moved_bytes = 0;
+  uint64_t whole_bytes = 0;
+  int64_t tokens = 0;     // of real documents
+  bool measured = false;  // accuracies too
+  bool dropped = false;
+  std::shared_ptr<const step_sums> sums;
 };
 
 // Drafter to coordinator: gradient and weight sum of step s are reduced here; ready to update.
 struct step_reduced {
   uint64_t step = 0;
   uint32_t rank = 0;
+  uint32_t attempt = 0;
+  std::vector<batch_report> reports;  // of its own batches, by rising k
 };
 
 // Coordinator to drafters: all have reduced step s, update now. From here on the step is done.
 struct step_go {
   uint64_t step = 0;
-  uint64_t noted_k = 0;  // metrics has written the batches below: their reports may be forgotten
+  uint32_t attempt = 0;
+  bool skip = false;  // the schedule advances, nothing else
 };
+
+// Coordinator to the drafters that are left before another one joins them: a new attempt. Drop what
+// was exchanged for the open step s, keep its gradient, exchange nothing before all drafters are
+// there. Answered by replica_held.
+struct step_hold {
+  uint64_t step = 0;
+  uint32_t attempt = 0;
+};
+
+// Drafter to coordinator: nothing of an older attempt is held here any more. The state is a view of
+// its memory, right until its next update.
+struct replica_held {
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  uint32_t attempt = 0;
+  std::shared_ptr<const replica_state> state;
+};
+
+// Drafter to coordinator, in a later life: it has the state after `step` steps, taken from another
+// replica or from a checkpoint.
+struct replica_ready {
+  uint64_t step = 0;
+  uint32_t rank = 0;
+};
+
+// Why a step changes no weights.
+enum class skip_cause : uint8_t { none, no_weight, not_finite, loss_spike };
+const char* skip_cause_name(skip_cause which);
 
 // Drafter to coordinator: weights are updated.
 struct step_committed {
@@ -229,23 +284,14 @@ struct step_done {
   f64_bits rate;
   f64_bits update_norm;
   bool skipped = false;
+  skip_cause skipped_for = skip_cause::none;
+  bool has_loss_z = false;
+  f64_bits loss_z;     // standard deviations above the mean loss of the steps before
+  bool again = false;  // was committed before, and is done again from a checkpoint
+  std::shared_ptr<const std::vector<batch_report>> reports;  // of all its batches, by rising k
 };
 
 // ---- seeing -------------------------------------------------------------------------------------
-
-// Drafter to metrics: sums of one batch. Kept until metrics has written its step; sent again to a
-// restarted metrics.
-struct batch_report {
-  uint64_t k = 0;
-  uint32_t drafter = 0;
-  bool kept = false;  // as in hidden_batch
-  uint64_t moved_bytes = 0;
-  uint64_t whole_bytes = 0;
-  int64_t tokens = 0;     // of real documents
-  bool measured = false;  // accuracies too
-  bool dropped = false;
-  std::shared_ptr<const step_sums> sums;
-};
 
 // Metrics to coordinator: the line of step s is written.
 struct step_noted {
@@ -288,6 +334,8 @@ struct save_request {
   std::vector<uint64_t> dropped;  // k of all dropped batches so far
   uint64_t skipped_steps = 0;
   std::vector<uint64_t> kept_steps;  // checkpoints that must not be removed after it
+  uint64_t loss_count = 0;           // of loss_statistics
+  f64_bits loss_mean, loss_variance;
 };
 
 // Drafter 0 to checkpointer: the copy, behind the function that writes it (blocks; throws where the

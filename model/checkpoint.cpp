@@ -48,6 +48,9 @@ std::string state_json(const checkpoint_state& s) {
                             {"total_steps", s.total_steps},
                             {"updates", s.updates},
                             {"skipped_steps", s.skipped_steps},
+                            {"loss_count", s.losses.count},
+                            {"loss_mean", s.losses.mean},
+                            {"loss_variance", s.losses.variance},
                             {"dropped", s.dropped},
                             {"target_hash", s.target_hash},
                             {"data_hash", s.data_hash},
@@ -74,6 +77,10 @@ checkpoint_state parse_state(const fs::path& file) {
     j.at("total_steps").get_to(s.total_steps);
     j.at("updates").get_to(s.updates);
     j.at("skipped_steps").get_to(s.skipped_steps);
+    // Not in those of the first versions.
+    s.losses.count = j.value("loss_count", uint64_t{0});
+    s.losses.mean = j.value("loss_mean", 0.0);
+    s.losses.variance = j.value("loss_variance", 0.0);
     j.at("dropped").get_to(s.dropped);
     j.at("target_hash").get_to(s.target_hash);
     j.at("data_hash").get_to(s.data_hash);

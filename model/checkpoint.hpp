@@ -21,6 +21,7 @@
 
 #include "model/drafter_step.hpp"
 #include "model/export.hpp"
+#include "model/loss_statistics.hpp"
 #include "model/trainer_snapshot.hpp"
 
 namespace dflash {
@@ -32,6 +33,7 @@ struct checkpoint_state {
   uint64_t total_steps = 0;
   uint64_t updates = 0;  // of the optimizer: steps less the skipped ones
   uint64_t skipped_steps = 0;
+  loss_statistics losses;
   std::vector<uint64_t> dropped;  // k below next_k that added nothing
   std::string target_hash;
   std::string data_hash;  // of the training documents: lengths, ids and masks

@@ -170,12 +170,13 @@ void drafter_trainer::clear_gradient() {
 
 update_report drafter_trainer::apply(const at::Tensor& reduced_gradient,
                                      double weight_sum,
-                                     uint64_t step) {
+                                     uint64_t step,
+                                     bool skip) {
   const drafter_weights views = view_drafter_weights(impl_->config, reduced_gradient);
   std::vector<at::Tensor> gradients;
   for (const auto& [name, tensor] : named_tensors(views)) gradients.push_back(*tensor);
   impl_->timer.reset();
-  const update_report report = impl_->optim_state->apply(gradients, weight_sum, step);
+  const update_report report = impl_->optim_state->apply(gradients, weight_sum, step, skip);
   if (impl_->ema > 0 && !report.skipped) impl_->flat_average.lerp_(impl_->flat, 1.0 - impl_->ema);
   impl_->timer.mark("update");
   clear_gradient();

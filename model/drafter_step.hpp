@@ -77,8 +77,12 @@ public:
 
   // One update of all weights from the gradient summed over drafters (this one's own: gradient()),
   // which is not modified; clears gradient(). weight_sum: S over drafters and micro-steps. Skips
-  // (moments and weights stay, the schedule goes on) where S is 0 or the norm is not finite.
-  update_report apply(const at::Tensor& reduced_gradient, double weight_sum, uint64_t step);
+  // (moments and weights stay, the schedule goes on) where S is 0 or the norm is not finite, or
+  // where it is told to.
+  update_report apply(const at::Tensor& reduced_gradient,
+                      double weight_sum,
+                      uint64_t step,
+                      bool skip = false);
 
   const drafter_config& config() const;
   const at::Tensor& head() const;          // [Vd, H] compute dtype: the target's, never written

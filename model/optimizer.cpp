@@ -35,7 +35,8 @@ optimizer::optimizer(optim_section options,
 
 update_report optimizer::apply(const std::vector<at::Tensor>& gradients,
                                double weight_sum,
-                               uint64_t step) {
+                               uint64_t step,
+                               bool skip) {
   DFLASH_CHECK(gradients.size() == slots_.size(), "one gradient per parameter");
   update_report report;
   const double factor = schedule_factor(options_, step, total_steps_);
@@ -44,7 +45,7 @@ update_report optimizer::apply(const std::vector<at::Tensor>& gradients,
   for (const at::Tensor& g : gradients) squares += kernel::sum_of_squares(g);
   report.grad_norm = weight_sum > 0 ? std::sqrt(squares) / weight_sum : 0;
   // fp32 partial sums may overflow where the norm itself would not: such a step is lost as well.
-  if (!(weight_sum > 0) || !std::isfinite(weight_sum) || !std::isfinite(report.grad_norm)) {
+  if (skip || !(weight_sum > 0) || !std::isfinite(weight_sum) || !std::isfinite(report.grad_norm)) {
     report.skipped = true;
     return report;
   }

@@ -18,8 +18,8 @@ struct update_report {
   double grad_norm = 0;    // of the divided gradient, before clipping
   double lr = 0;           // AdamW's rate of this step
   double update_norm = 0;  // of the change of the weights
-  bool skipped =
-      false;  // weight sum 0, or a norm that is not finite: nothing but the schedule moved
+  // On request, for a weight sum of 0 or a norm that is not finite: nothing but the schedule moved.
+  bool skipped = false;
 };
 
 class optimizer {
@@ -38,7 +38,11 @@ public:
 
   // gradients: per parameter, fp32, unnormalised sums over the whole step; not modified.
   // weight_sum: S of dflash.md 4.7 over the whole step. step: position in the schedule, from 0.
-  update_report apply(const std::vector<at::Tensor>& gradients, double weight_sum, uint64_t step);
+  // skip: change nothing.
+  update_report apply(const std::vector<at::Tensor>& gradients,
+                      double weight_sum,
+                      uint64_t step,
+                      bool skip = false);
 
   // Moments by name ("exp_avg.NAME", "exp_avg_sq.NAME", "momentum.NAME"), to be saved and filled in
   // place.

@@ -9,7 +9,7 @@ void credit_ledger::grant(uint32_t consumer,
                           uint64_t limit_bytes,
                           uint32_t limit_batches) {
   account& a = accounts_.at(consumer);
-  if (a.open && epoch < a.epoch) return;  // overtaken by a newer grant
+  if (epoch < a.epoch) return;  // overtaken by a newer grant
   const bool same = a.open && epoch == a.epoch;
   a.open = true;
   a.epoch = epoch;

@@ -3,7 +3,6 @@
 #include <memory>
 #include <vector>
 
-#include "actors/commit_book.hpp"
 #include "actors/dispatch_book.hpp"
 #include "actors/runtime/credit_ledger.hpp"
 #include "actors/runtime/limits.hpp"
@@ -34,7 +33,7 @@ dispatch_book book_of(uint32_t targets, uint32_t drafters, uint64_t end_k = 100)
 }
 
 void open(dispatch_book& book, uint32_t consumer, uint32_t batches, uint32_t epoch = 1) {
-  book.granted({consumer, epoch, batches * bytes, batches, 0, {}});
+  book.granted({consumer, epoch - 1, epoch, nullptr, batches * bytes, batches, 0, {}});
 }
 
 void load(dispatch_book& book, uint64_t from, uint64_t to, bool kept = false) {
@@ -135,7 +134,7 @@ TEST_CASE("dispatch: a full drafter holds later batches back, training makes roo
   CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{1});
   book.lane_asks(0);
   CHECK(book.take_jobs().empty());  // 2 needs drafter 0; 3 may not overtake it
-  book.delivered_to_drafter(0);
+  book.delivered_to_drafter({0, 1});
   CHECK(book.trained({0, 1, 0}));
   CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{2});
   CHECK_FALSE(book.trained({0, 1, 0}));
@@ -173,7 +172,7 @@ TEST_CASE("dispatch: kept states go to the reader and occupy no target") {
   CHECK(jobs[1].lane == 0);
 
   SECTION("a record that is gone is made by a target, in the room it has") {
-    book.kept_is_missing(0);
+    book.kept_is_missing(jobs[0]);
     CHECK(book.take_jobs().empty());
     book.lane_asks(0);
     const auto again = book.take_jobs();
@@ -193,7 +192,7 @@ TEST_CASE("dispatch: a lost lane's batches go back to the pool and keep their ro
   book.lane_asks(0);
   CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{2});
   book.lane_asks(0);
-  book.delivered_to_drafter(0);
+  book.delivered_to_drafter({0, 1});
   book.stop_at(3);
   book.lane_lost(0);  // it has delivered 0, had 2, and asked for more
   CHECK(book.take_jobs().empty());
@@ -234,11 +233,11 @@ TEST_CASE("dispatch: a restarted one learns from the drafters what they have") {
   dispatch_book book(o);
   for (int i = 0; i < 3; ++i) book.lane_asks(0);
   load(book, 4, 12);
-  CHECK(book.take_jobs().empty());             // nobody has reported
-  book.granted({0, 2, 3 * bytes, 3, 7, {8}});  // has trained 4 and 6, holds 8
+  CHECK(book.take_jobs().empty());                         // nobody has reported
+  book.granted({0, 0, 2, nullptr, 3 * bytes, 3, 7, {8}});  // has trained 4 and 6, holds 8
   CHECK(book.ledger().reserved_batches(0) == 1);
   CHECK(book.take_jobs().empty());
-  book.granted({1, 2, 3 * bytes, 3, 5, {5, 9}});
+  book.granted({1, 0, 2, nullptr, 3 * bytes, 3, 5, {5, 9}});
   CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{7});
   book.lane_asks(0);
   CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{10});
@@ -253,23 +252,27 @@ TEST_CASE("dispatch: a restarted one learns from the drafters what they have") {
     late.committed(10);
     load(late, 4, 12);
     late.lane_asks(0);
-    late.granted({0, 2, 3 * bytes, 3, 10, {}});
+    late.granted({0, 0, 2, nullptr, 3 * bytes, 3, 10, {}});
     CHECK(ks(late.take_jobs()) == std::vector<uint64_t>{10});
   }
 }
 
-TEST_CASE("dispatch: non-finite states are made again once, then dropped") {
+TEST_CASE("dispatch: non-finite states are made again once, then dropped for good") {
+  using verdict = dispatch_book::verdict;
   auto book = book_of(1, 1);
   open(book, 0, 9);
   load(book, 0, 5);
   book.lane_asks(0);
   auto job = book.take_jobs().at(0);
-  CHECK(book.not_finite(job));
+  CHECK(book.not_finite(job) == verdict::made_again);
   book.lane_asks(0);
   job = book.take_jobs().at(0);
   CHECK(job.tokens->k == 0);
   CHECK(job.attempt == 1);
-  CHECK_FALSE(book.not_finite(job));
+  CHECK(book.not_finite(job) == verdict::dropped);
+  CHECK(book.take_jobs().empty());
+  CHECK(ks(book.take_dropped()) == std::vector<uint64_t>{0});
+  CHECK(book.take_dropped().empty());
   CHECK(book.trained({0, 1, 0}));  // the drafter has passed it
   CHECK(book.faults() == 2);
   // Two more in a row are one too many.
@@ -280,9 +283,128 @@ TEST_CASE("dispatch: non-finite states are made again once, then dropped") {
     book.lane_asks(0);
     job = book.take_jobs().at(0);
     if (i == 0)
-      CHECK_FALSE(book.not_finite(job));
+      CHECK(book.not_finite(job) == verdict::dropped);
     else
       CHECK_THROWS_WITH(book.not_finite(job), Catch::Contains("in a row"));
+  }
+}
+
+TEST_CASE("dispatch: a lost drafter's batches come back in order, before any later one") {
+  // Drafter 1 of 2 has room for one batch: 1 is trained, 3 was captured for it.
+  auto book = book_of(1, 2);
+  open(book, 0, 9);
+  open(book, 1, 1);
+  load(book, 0, 8);
+  for (const uint64_t k : {0, 1, 2}) {
+    book.lane_asks(0);
+    CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{k});
+    book.delivered_to_drafter({k, 1});
+    CHECK(book.trained({static_cast<uint32_t>(k % 2), 1, k}));
+  }
+  book.lane_asks(0);
+  const auto old = book.take_jobs();
+  REQUIRE(ks(old) == std::vector<uint64_t>{3});
+  book.drafter_lost(1);
+  CHECK(book.ledger().reserved_batches(1) == 0);
+  // What is still on its way to the dead one changes nothing.
+  book.delivered_to_drafter({3, 1});
+  CHECK(book.not_finite(old[0]) == dispatch_book::verdict::nobody_wants_it);
+  CHECK_FALSE(book.trained({1, 1, 3}));
+  book.lane_asks(0);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{4});  // of the one that lives
+  book.lane_asks(0);
+  CHECK(book.take_jobs().empty());  // 6 may not overtake 5
+  open(book, 1, 1, 5);
+  auto jobs = book.take_jobs();
+  CHECK(ks(jobs) == std::vector<uint64_t>{1});
+  CHECK(jobs[0].epoch == 5);
+  CHECK(jobs[0].life == 4);
+  book.lane_asks(0);
+  CHECK(book.take_jobs().empty());  // its one place is taken: 3 waits, and so does 5
+  book.delivered_to_drafter({1, 5});
+  CHECK(book.trained({1, 5, 1}));
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{3});
+  book.delivered_to_drafter({3, 5});
+  book.lane_asks(0);
+  CHECK(book.take_jobs().empty());
+  CHECK(book.trained({1, 5, 3}));
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{5});
+
+  SECTION("committed ones do not come back") {
+    book.committed(4);
+    book.drafter_lost(1);
+    open(book, 1, 9, 7);
+    book.lane_asks(0);
+    CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{5});
+  }
+}
+
+TEST_CASE("dispatch: room goes to the lowest batch, whatever lane is free") {
+  auto book = book_of(1, 1);
+  open(book, 0, 2);
+  load(book, 0, 1, true);
+  load(book, 1, 3);
+  book.lane_asks(0);
+  book.lane_asks(1);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{0, 1});
+  book.drafter_lost(0);
+  open(book, 0, 1, 4);
+  book.lane_asks(0);
+  CHECK(book.take_jobs().empty());  // 0 waits for the reader, and 1 must not take its room
+  book.lane_asks(1);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{0});
+}
+
+TEST_CASE("dispatch: what was dropped stays dropped, in the next life of drafter and dispatcher") {
+  auto book = book_of(1, 1);
+  open(book, 0, 1);
+  load(book, 0, 2);
+  for (int i = 0; i < 2; ++i) {
+    book.lane_asks(0);
+    book.not_finite(book.take_jobs().at(0));
+  }
+  book.take_jobs();
+  CHECK(ks(book.take_dropped()) == std::vector<uint64_t>{0});
+  book.drafter_lost(0);
+  open(book, 0, 1, 4);
+  book.lane_asks(0);
+  CHECK(book.take_jobs().empty());
+  CHECK(ks(book.take_dropped()) == std::vector<uint64_t>{0});
+
+  dispatch_options o;
+  o.end_k = 5;
+  o.batch_bytes = bytes;
+  o.dropped = {1};
+  dispatch_book next(o);
+  open(next, 0, 9);
+  load(next, 0, 3);
+  next.lane_asks(0);
+  CHECK(ks(next.take_jobs()) == std::vector<uint64_t>{0});
+  CHECK(ks(next.take_dropped()) == std::vector<uint64_t>{1});
+  next.lane_asks(0);
+  CHECK(ks(next.take_jobs()) == std::vector<uint64_t>{2});
+}
+
+TEST_CASE("dispatch: a drafter that is lost after the dispatcher was") {
+  dispatch_options o;
+  o.first_k = 4;
+  o.end_k = 20;
+  o.drafters = 2;
+  o.batch_bytes = bytes;
+  dispatch_book book(o);
+  book.granted({0, 0, 2, nullptr, 3 * bytes, 3, 7, {8}});
+  book.granted({1, 0, 2, nullptr, 3 * bytes, 3, 4, {}});
+  load(book, 4, 6);
+  book.lane_asks(0);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{5});
+  book.drafter_lost(0);  // 4 is below what was handed out; 6 and 8 are not
+  open(book, 0, 3, 9);
+  book.lane_asks(0);
+  CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{4});
+  load(book, 6, 9);
+  for (const uint64_t k : {6, 7, 8}) {
+    book.lane_asks(0);
+    CHECK(ks(book.take_jobs()) == std::vector<uint64_t>{k});
   }
 }
 
@@ -338,46 +460,4 @@ TEST_CASE("order: a short last step may have nothing for a rank") {
   order.trained();
   order.committed();
   CHECK(order.finished());
-}
-
-TEST_CASE("commits: go when all have reduced, done when all have updated") {
-  commit_book book({step_plan(10, 1, 2, 2, 0), 2, 0});
-  CHECK_FALSE(book.reduced({0, 1}));
-  CHECK(book.reduced({0, 0}));
-  CHECK_FALSE(book.committed({0, 0, 1.0, 0.5, 0.1, false}));
-  const auto done = book.committed({0, 1, 1.0, 0.5, 0.1, false});
-  REQUIRE(done);
-  CHECK(done->end_k == 4);
-  CHECK(book.steps() == 1);
-}
-
-TEST_CASE("commits: replicas that disagree end the run") {
-  commit_book book({step_plan(10, 1, 2, 2, 0), 2, 0});
-  book.reduced({0, 0});
-  book.reduced({0, 1});
-  book.committed({0, 0, 1.0, 0.5, 0.1, false});
-  CHECK_THROWS_WITH(book.committed({0, 1, 1.0 + 1e-15, 0.5, 0.1, false}),
-                    Catch::Contains("disagree"));
-}
-
-TEST_CASE("commits: a stop ends after the open step; drops are in the record") {
-  commit_book book({step_plan(10, 1, 1, 2, 0), 1, 0});
-  const auto step = [&](uint64_t s) {
-    book.reduced({s, 0});
-    book.committed({s, 0, 1.0, 0.5, 0.1, s == 1});
-  };
-  book.dropped(3);
-  book.dropped(9);
-  step(0);
-  step(1);
-  auto request = book.make_save_request();
-  CHECK(request.steps == 2);
-  CHECK(request.next_k == 4);
-  CHECK(request.dropped == std::vector<uint64_t>{3});
-  CHECK(request.skipped_steps == 1);
-  CHECK(book.stop() == 6);
-  CHECK_FALSE(book.finished());
-  step(2);
-  CHECK(book.finished());
-  CHECK_FALSE(book.complete());
 }

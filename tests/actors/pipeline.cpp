@@ -19,7 +19,7 @@
 using namespace dflash;
 using namespace dflash::pipeline_test;
 
-TEST_CASE("weights after 20 steps are the same bits for 1, 2 and 3 targets") {
+TEST_CASE("weights after 20 steps are the same bits for 1, 2 and 3 targets", "[guarantees]") {
   for (const uint32_t drafters : {1U, 2U}) {
     training one({.targets = 1, .drafters = drafters, .accumulation = 2, .noise = 0.05});
     completes(one);
@@ -42,7 +42,7 @@ TEST_CASE("more drafters than targets, and steps that have nothing for some of t
   CHECK(at::equal(t.weights(), other.weights()));
 }
 
-TEST_CASE("the smallest budget still trains, with the same bits") {
+TEST_CASE("the smallest budget still trains, with the same bits", "[guarantees]") {
   training wide({.targets = 2, .drafters = 2});
   completes(wide);
   training narrow({.targets = 2, .drafters = 2, .budget = 4 * wide.parts().shape.bytes()});
@@ -51,7 +51,7 @@ TEST_CASE("the smallest budget still trains, with the same bits") {
   CHECK(at::equal(wide.weights(), narrow.weights()));
 }
 
-TEST_CASE("10 steps and 10 resumed ones equal 20, weights and metrics") {
+TEST_CASE("10 steps and 10 resumed ones equal 20, weights and metrics", "[guarantees]") {
   const test::scratch_folder whole, parts;
   training straight({.drafters = 2, .noise = 0.1, .save_every = 10}, whole.path());
   completes(straight);
@@ -62,6 +62,7 @@ TEST_CASE("10 steps and 10 resumed ones equal 20, weights and metrics") {
     if (input.tokens->k >= 29) throw std::runtime_error("a fault after step 14");
     return inner(input, measured);
   };
+  first.parts().restart = {2, std::chrono::milliseconds(1), std::chrono::milliseconds(4)};
   const auto failed = first.run();
   CHECK(failed.outcome.status == run_status::failed);
   CHECK(failed.outcome.saved_step == 10);
@@ -147,7 +148,7 @@ TEST_CASE("captured hidden states that are not finite are read again, then dropp
   CHECK(at::equal(t.weights(0), t.weights(1)));
 }
 
-TEST_CASE("a batch that is not finite once is made again and changes nothing") {
+TEST_CASE("a batch that is not finite once is made again and changes nothing", "[guarantees]") {
   training calm({});
   completes(calm);
   training upset({});
@@ -162,7 +163,7 @@ TEST_CASE("a batch that is not finite once is made again and changes nothing") {
   CHECK(at::equal(calm.weights(), upset.weights()));
 }
 
-TEST_CASE("a batch that is never finite is dropped, the others train on") {
+TEST_CASE("a batch that is never finite is dropped, the others train on", "[guarantees]") {
   training t({.targets = 2, .drafters = 2});
   for (auto& capture : t.parts().targets)
     capture = [inner = capture](const batch& b) {
@@ -176,7 +177,7 @@ TEST_CASE("a batch that is never finite is dropped, the others train on") {
   CHECK(at::equal(t.weights(0), t.weights(1)));
 }
 
-TEST_CASE("a stop finishes the open step, saves and ends in order") {
+TEST_CASE("a stop finishes the open step, saves and ends in order", "[guarantees]") {
   const test::scratch_folder folder;
   training t({.drafters = 2, .steps = 5000}, folder.path());
   std::function<void()> stop;
@@ -197,7 +198,8 @@ TEST_CASE("a stop finishes the open step, saves and ends in order") {
   CHECK(again.parts().first_step == result.outcome.steps);
 }
 
-TEST_CASE("a checkpoint that cannot be written leaves training alone until the end") {
+TEST_CASE("a checkpoint that cannot be written leaves training alone until the end",
+          "[guarantees]") {
   training t({.steps = 6, .save_every = 2});
   t.parts().drafters[0].snapshot = [](const save_request& r) {
     return [r] {

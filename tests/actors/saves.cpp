@@ -362,9 +362,10 @@ TEST_CASE("a stop does not wait for an evaluation; it is made when the run goes 
     std::function<void()> stop;
     t.parts().on_started = [&](std::function<void()> s) { stop = std::move(s); };
     auto update = t.parts().drafters[0].update;
-    t.parts().drafters[0].update = [&, update](const at::Tensor& g, double w, uint64_t step) {
+    t.parts().drafters[0].update = [&, update](
+                                       const at::Tensor& g, double w, uint64_t step, bool skip) {
       if (step == 7) stop();
-      return update(g, w, step);
+      return update(g, w, step, skip);
     };
     const auto result = t.run();
     CHECK(result.outcome.status == run_status::stopped);

@@ -38,6 +38,7 @@ struct layout {
   uint32_t targets = 1, drafters = 1;
   uint64_t steps = 20;
   int64_t accumulation = 1;
+  double ema = 0;
   double noise = 0;
   bool kl = false;
   bool read = false;  // captured states instead of targets
@@ -73,6 +74,7 @@ public:
     if (l.kl) loss.terms = {{"ce", 0.5}, {"kl", 0.5}};
     optim_section optim;
     optim.accumulation = l.accumulation;
+    optim.ema = l.ema;
     for (uint32_t i = 0; i < l.drafters; ++i)
       trainers_.push_back(std::make_shared<drafter_trainer>(config_,
                                                             loss,
@@ -86,10 +88,13 @@ public:
       parts_.read_hidden = [make = capture()](const batch& b, std::vector<at::Tensor>& into) {
         into = make(b);
       };
-    for (const auto& trainer : trainers_) parts_.drafters.push_back(work_of(trainer));
-    parts_.drafters[0] =
-        work_of(trainers_[0],
-                [this](const save_request& r, const trainer_snapshot& copy) { save(r, copy); });
+    for (const auto& trainer : trainers_)
+      parts_.drafters.push_back(
+          work_of(trainer, [this](drafter_trainer& t) { return restore(t); }));
+    parts_.drafters[0] = work_of(
+        trainers_[0],
+        [this](drafter_trainer& t) { return restore(t); },
+        [this](const save_request& r, const trainer_snapshot& copy) { save(r, copy); });
   }
 
   capture_function capture() {
@@ -105,6 +110,8 @@ public:
     REQUIRE(scan.newest);
     for (auto& trainer : trainers_) load_checkpoint(*scan.newest, scan.state, *trainer);
     parts_.first_step = parts_.saved_step = scan.state.steps;
+    parts_.skipped_steps = scan.state.skipped_steps;
+    parts_.losses = scan.state.losses;
     truncate_after(parts_.metrics_file, scan.state.steps);
   }
 
@@ -129,17 +136,32 @@ public:
   }
 
   pipeline_parts& parts() { return parts_; }
+  drafter_trainer& trainer(size_t drafter) { return *trainers_.at(drafter); }
   const at::Tensor& weights(size_t drafter = 0) const {
     return trainers_.at(drafter)->flat_masters();
   }
 
 private:
+  uint64_t restore(drafter_trainer& t) {
+    const checkpoint_scan scan = find_checkpoint(folder_ / "checkpoints");
+    if (!folder_.empty() && scan.newest) {
+      load_checkpoint(*scan.newest, scan.state, t);
+      t.clear_gradient();
+      return scan.state.steps;
+    }
+    restart_from(decode_test::tiny_drafter(config_), t);
+    return 0;
+  }
+
   void save(const save_request& r, const trainer_snapshot& copy) {
     if (folder_.empty()) return;
     checkpoint_state state;
     state.steps = r.steps;
     state.next_k = r.next_k;
     state.total_steps = parts_.plan->total_steps();
+    state.skipped_steps = r.skipped_steps;
+    state.dropped = r.dropped;
+    state.losses = {r.loss_count, r.loss_mean, r.loss_variance};
     write_checkpoint(folder_ / "checkpoints", state, copy, {"", at::kFloat, {}});
     prune_checkpoints(folder_ / "checkpoints", {2, 0, r.kept_steps});
   }

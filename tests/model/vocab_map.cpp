@@ -97,7 +97,8 @@ TEST_CASE("a draft vocabulary that is none, or of another target, is refused by 
   CHECK_THAT(spoilt([](pair_files& p) { p.d2t[0] = -1; }), Contains("d2t[0]"));
   CHECK_THAT(spoilt([](pair_files& p) { p.d2t[1] = 2; }), Contains("rise"));
   CHECK_THAT(spoilt([](pair_files& p) { p.d2t[1] = 7; }), Contains("t2d does not mark"));
-  CHECK_THAT(spoilt([](pair_files& p) { p.t2d[5] = 1; }), Contains("marks 4") && Contains("lists 3"));
+  CHECK_THAT(spoilt([](pair_files& p) { p.t2d[5] = 1; }),
+             Contains("marks 4") && Contains("lists 3"));
   CHECK_THAT(spoilt([](pair_files& p) { p.t2d[5] = 2; }), Contains("neither true nor false"));
   CHECK_THAT(spoilt([](pair_files& p) { p.t2d.pop_back(); }), Contains("79 tokens"));
   CHECK_THAT(spoilt([](pair_files& p) { p.d2t.clear(); }), Contains("d2t is empty"));

@@ -1,0 +1,187 @@
+// Faults in the middle of a run, and what a run must be equal to in spite of them. Every run has a
+// deadline: nothing may hang.
+#pragma once
+
+#include <ATen/ops/equal.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <map>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "actors/supervision.hpp"
+#include "data/random.hpp"
+#include "model/replica_state.hpp"
+#include "tests/actors/training_fixture.hpp"
+
+namespace dflash::pipeline_test {
+
+inline constexpr std::chrono::seconds patience{120};
+
+// A run that hangs cannot be ended from inside: the program ends, and says where.
+inline pipeline_result run_in_time(training& t,
+                                   const std::function<void()>& before_the_system_ends = {}) {
+  auto running = std::async(std::launch::async, [&] { return t.run(before_the_system_ends); });
+  if (running.wait_for(patience) != std::future_status::ready) {
+    fmt::print(stderr, "a run hangs: {}\n", Catch::getResultCapture().getCurrentTestName());
+    std::abort();
+  }
+  return running.get();
+}
+
+inline uint64_t restarts_of(const pipeline_result& result, const std::string& name = {}) {
+  uint64_t sum = 0;
+  for (const mailbox_report& m : result.mailboxes)
+    if (m.actor.starts_with(name)) sum += m.restarts;
+  return sum;
+}
+
+inline std::string state_of(const pipeline_result& result, const std::string& name) {
+  for (const mailbox_report& m : result.mailboxes)
+    if (m.actor == name) return m.state;
+  return {};
+}
+
+inline void restart_soon(training& t, uint32_t max_failures = 1000) {
+  t.parts().restart = {max_failures, std::chrono::milliseconds(1), std::chrono::milliseconds(4)};
+}
+
+inline uint64_t hash_of(const std::string& text) {
+  uint64_t hash = 0;
+  for (const char c : text) hash = hash * 131 + static_cast<uint64_t>(c);
+  return hash;
+}
+
+// Throws at a share of the fault points of some actors, at most `most` times each, and delays
+// others a little. Where depends on the seed and on how often an actor has passed a point.
+class seeded_faults {
+public:
+  seeded_faults(uint64_t seed, std::vector<std::string> actors, double share, uint64_t most = 6)
+      : seed_(seed), actors_(std::move(actors)), share_(share), most_(most) {}
+
+  void operator()(const std::string& actor, std::string_view point) {
+    uint64_t passed = 0;
+    {
+      const std::lock_guard guard(mutex_);
+      passed = passed_[actor]++;
+    }
+    const random_stream stream{seed_ + hash_of(actor), random_domain::sampling, passed};
+    if (stream.u32(3) % 8 == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(stream.u32(2) % 1000));
+    if (stream.uniform(0) >= share_) return;
+    for (const std::string& name : actors_)
+      if (actor.starts_with(name)) die(actor, point);
+  }
+
+  uint64_t thrown() const {
+    const std::lock_guard guard(mutex_);
+    uint64_t sum = 0;
+    for (const auto& [actor, count] : thrown_) sum += count;
+    return sum;
+  }
+  std::set<std::string> points() const {
+    const std::lock_guard guard(mutex_);
+    return points_;
+  }
+
+private:
+  void die(const std::string& actor, std::string_view point) {
+    {
+      const std::lock_guard guard(mutex_);
+      if (thrown_[actor] >= most_) return;
+      ++thrown_[actor];
+      points_.insert(actor.substr(0, actor.find(' ')) + ":" + std::string(point));
+    }
+    throw std::runtime_error(fmt::format("fault at {}", point));
+  }
+
+  uint64_t seed_;
+  std::vector<std::string> actors_;
+  double share_;
+  uint64_t most_;
+  mutable std::mutex mutex_;
+  std::map<std::string, uint64_t> passed_, thrown_;
+  std::set<std::string> points_;
+};
+
+inline const std::vector<std::string> all_but_drafters = {
+    "target_forward", "postprocess", "loader", "metrics"};
+
+inline layout layout_of(uint32_t targets, uint32_t drafters) {
+  return {.targets = targets, .drafters = drafters, .noise = 0.05};
+}
+
+// What decides how a replica goes on, copied.
+inline std::vector<at::Tensor> state_copy(drafter_trainer& trainer) {
+  std::vector<at::Tensor> all;
+  for (const auto& [name, tensor] : replica_state(state_of(trainer)).tensors)
+    all.push_back(tensor.clone());
+  return all;
+}
+
+inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (!at::equal(a[i], b[i])) return false;
+  return true;
+}
+
+// State and lines of a run with one target that nothing disturbs, made once for each layout that
+// has bits of its own.
+struct undisturbed {
+  std::vector<at::Tensor> state;
+  uint64_t updates = 0;
+  std::vector<std::string> lines;
+
+  static const undisturbed& of(layout l) {
+    static std::map<std::string, undisturbed> known;
+    l.targets = 1;
+    l.budget = l.save_every = 0;
+    auto& u = known[fmt::format("{} {} {} {}", l.drafters, l.steps, l.accumulation, l.ema)];
+    if (u.lines.empty()) {
+      const test::scratch_folder folder;
+      training t(l, folder.path());
+      completes(t);
+      u.state = state_copy(t.trainer(0));
+      u.updates = t.trainer(0).state().updates();
+      u.lines = fixed_lines(folder.path());
+    }
+    return u;
+  }
+};
+
+inline void equals_undisturbed(training& t,
+                               const pipeline_result& result,
+                               const std::filesystem::path& folder,
+                               const layout& l) {
+  const undisturbed& calm = undisturbed::of(l);
+  INFO(result.outcome.reason);
+  REQUIRE(result.outcome.status == run_status::completed);
+  CHECK(result.outcome.stuck.empty());
+  for (uint32_t i = 0; i < l.drafters; ++i) {
+    // One that died in the last step is not needed again.
+    if (state_of(result, fmt::format("drafter_train {}", i)) == activity_text(activity::restarting))
+      continue;
+    INFO("drafter " << i);
+    CHECK(same_bits(state_copy(t.trainer(i)), calm.state));
+    CHECK(t.trainer(i).state().updates() == calm.updates);
+  }
+  CHECK(fixed_lines(folder) == calm.lines);
+  CHECK(result.totals.steps == t.parts().plan->total_steps());
+  CHECK(result.totals.captured == result.totals.batches);
+}
+
+}  // namespace dflash::pipeline_test
