@@ -11,6 +11,13 @@
 
 namespace dflash {
 
+namespace {
+
+// What read_ahead has beyond one batch a lane, and one: a lane that asks finds its batch loaded.
+constexpr uint32_t credit_batches = 3;
+
+}  // namespace
+
 dispatch_book::dispatch_book(dispatch_options options)
     : options_(std::move(options)),
       ledger_(options_.drafters),
@@ -223,7 +230,10 @@ std::vector<capture_job> dispatch_book::take_dropped() {
 load_credit dispatch_book::take_load_credit() {
   const uint64_t wanted = std::min(next_k_ + options_.read_ahead, options_.end_k);
   load_credit credit{next_credit_k_, 0};
-  if (wanted <= next_credit_k_) return credit;
+  // Several at once: each credit wakes the loader, and its answers this actor.
+  const bool last = wanted == options_.end_k;
+  const uint64_t least = last ? 1 : std::min(credit_batches, options_.read_ahead);
+  if (wanted < next_credit_k_ + least) return credit;
   credit.batches = static_cast<uint32_t>(wanted - next_credit_k_);
   next_credit_k_ = wanted;
   return credit;

@@ -11,7 +11,6 @@
 
 #include "actors/runtime/lane_thread.hpp"
 #include "config/error.hpp"
-#include "device/collective.hpp"
 #include "messages/tensor_block.hpp"
 
 namespace dflash {
@@ -134,7 +133,7 @@ void reduce(self_ptr self, const step_part& part) {
       s.reduced = gradients[0];
     } else {
       if (!s.sum.defined()) s.sum = at::empty_like(gradients[0]);
-      sum_in_rank_order(gradients, s.sum);
+      s.options.work.sum(gradients, s.sum);
       s.reduced = s.sum;
     }
     self->fault("reduce");

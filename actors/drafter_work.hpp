@@ -4,7 +4,9 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 
+#include "device/collective.hpp"
 #include "messages/messages.hpp"
 #include "model/drafter_step.hpp"
 #include "model/replica_state.hpp"
@@ -17,6 +19,8 @@ struct drafter_work {
   std::function<step_sums(const drafter_input&, bool measured)> accumulate;
   // Of the open step: one flat [P] fp32, unnormalised; 0 where nothing was accumulated.
   std::function<const at::Tensor&()> gradient;
+  // Of several drafters, in the order of ranks; simulated lanes only take their time.
+  std::function<void(std::span<const at::Tensor>, at::Tensor&)> sum = sum_in_rank_order;
   // Updates the weights and opens the next step; `skip`: leaves weights and moments as they are.
   std::function<update_report(
       const at::Tensor& reduced, double weight_sum, uint64_t step, bool skip)>

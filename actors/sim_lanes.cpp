@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "actors/pipeline.hpp"
 #include "config/error.hpp"
 #include "data/random.hpp"
 
@@ -31,9 +32,24 @@ void sleep_for(double seconds) {
 }  // namespace
 
 double service_time::of(uint64_t k) const {
-  if (!exponential) return seconds;
-  const random_stream stream{seed, random_domain::service, k};
-  return -seconds * std::log1p(-stream.uniform(0));
+  if (law == service_law::constant || seconds <= 0) return seconds;
+  const double drawn = random_stream{seed, random_domain::service, k}.uniform(part);
+  if (law == service_law::exponential) return -seconds * std::log1p(-drawn);
+  return seconds * (1 + spread * (2 * drawn - 1));
+}
+
+sim_times sim_times_of(service_law law, uint64_t seed, double spread) {
+  const auto time = [&](uint64_t part) { return service_time{0, law, seed, spread, part}; };
+  return {time(0), time(1), time(2), time(3), time(4)};
+}
+
+flow_times flow_times_of(const sim_times& times) {
+  const auto time = [](const service_time& t) { return [t](uint64_t k) { return t.of(k); }; };
+  return {time(times.target),
+          time(times.postprocess),
+          time(times.drafter),
+          time(times.reduction),
+          time(times.update)};
 }
 
 std::vector<at::Tensor> reserved_hidden(const hidden_shape& shape) {
@@ -65,35 +81,46 @@ capture_function sim_capture(service_time service, hidden_shape shape) {
 }
 
 std::function<bool(const std::vector<at::Tensor>&)> sim_hand_over(service_time service) {
-  auto number = std::make_shared<std::atomic<uint64_t>>(0);
+  auto number = std::make_shared<std::atomic<uint64_t>>(0);  // of hand-overs, not of batches
   return [service, number](const std::vector<at::Tensor>&) {
     sleep_for(service.of(number->fetch_add(1)));
     return true;
   };
 }
 
-drafter_work sim_drafter(service_time batch,
-                         service_time update,
-                         std::function<void(uint64_t)> on_update) {
+drafter_work sim_drafter(const sim_times& times, std::function<void(uint64_t)> on_update) {
   drafter_work work;
   auto gradient = std::make_shared<at::Tensor>(at::zeros({1}));
-  work.accumulate = [batch](const drafter_input& input, bool) {
+  auto step = std::make_shared<uint64_t>(0);  // the open one
+  work.accumulate = [batch = times.drafter](const drafter_input& input, bool) {
     sleep_for(batch.of(input.tokens->k));
     step_sums sums;
     sums.weight_sum = 1;
     return sums;
   };
   work.gradient = [gradient]() -> const at::Tensor& { return *gradient; };
-  work.update = [update, done = std::move(on_update)](
-                    const at::Tensor&, double, uint64_t step, bool) {
-    sleep_for(update.of(step));
-    if (done) done(step);
+  work.sum = [reduction = times.reduction, step](std::span<const at::Tensor>, at::Tensor&) {
+    sleep_for(reduction.of(*step));
+  };
+  work.update = [update = times.update, step, done = std::move(on_update)](
+                    const at::Tensor&, double, uint64_t s, bool) {
+    sleep_for(update.of(s));
+    *step = s + 1;
+    if (done) done(s);
     return update_report{};
   };
+  work.snapshot = [](const save_request&) { return [] {}; };
   work.state = [] { return replica_state{}; };
   work.load_state = [](const replica_state&) {};
   work.restore = [] { return uint64_t{0}; };
   return work;
+}
+
+void add_sim_lanes(pipeline_parts& parts, const sim_times& times) {
+  parts.targets.assign(parts.limits.targets, sim_capture(times.target, parts.shape));
+  parts.drafters.clear();
+  for (uint32_t i = 0; i < parts.limits.drafters; ++i) parts.drafters.push_back(sim_drafter(times));
+  parts.finite = sim_hand_over(times.postprocess);
 }
 
 }  // namespace dflash

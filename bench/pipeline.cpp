@@ -2,16 +2,18 @@
 // mailbox limits alone keep its slowest stage busy. Batches have the bytes of the reference sizes
 // (49,152 tokens, 5 taps and the last state of width 5,120 in bf16: 3 GB), lanes sleep. Prints a
 // table and, as its last line, JSON; exit 1 if a limit was passed.
-#include <sys/resource.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "actors/pipeline.hpp"
@@ -25,7 +27,6 @@ namespace {
 constexpr hidden_shape reference{49152, 5120, 5, true, at::kBFloat16};
 constexpr int64_t batch_tokens =
     256;  // of the tokens themselves: their making is not measured here
-constexpr double shortest_service = 0.025;  // s: a sleep is some 0.1 ms longer than it should be
 
 enum class balance { target_bound, balanced, drafter_bound };
 
@@ -41,105 +42,132 @@ struct setting {
   double limits = 1;  // factor on the default limits
 };
 
+struct options {
+  double seconds = 4;            // per setting
+  double batch_seconds = 0.025;  // shortest of capture and step
+  std::vector<std::string> layouts = {"1+1", "1+3", "5+1", "5+3", "7+2", "40+24"};
+  bool sweep = true;
+  std::string svg_file;
+};
+
 struct measured {
   double ratio = 0;  // batches/s of what the slowest stage allows
   uint64_t refused = 0, peak_bytes = 0, limit_bytes = 0;
-  double cpu_us = 0;  // of the process, per batch
+  double cpu_us = 0;        // of the process less that of the lanes' own work, per batch
+  double hand_over_us = 0;  // the same per message
 };
 
-struct times {
-  double target, batch, update;
-};
-
-// Drafters could do `want` times what the targets can; an update takes a tenth of a batch.
-times times_of(const setting& s) {
+// Drafters could do `want` times what the targets can; reduction and update take a tenth of a
+// batch.
+sim_times times_of(const setting& s, double shortest) {
   const double want = s.slow == balance::target_bound ? 1.4
                       : s.slow == balance::balanced   ? 1.0
                                                       : 1 / 1.4;
   const double step = static_cast<double>(s.drafters) / (s.targets * want);  // target time = 1
-  const double unit = shortest_service / std::min(1.0, step / 1.1);
-  return {unit, unit * step / 1.1, unit * step * 0.1 / 1.1};
+  const double unit = shortest / std::min(1.0, step / 1.1);
+  sim_times t = sim_times_of(s.exponential ? service_law::exponential : service_law::constant, 1);
+  t.target.seconds = unit;
+  t.postprocess.seconds = unit * s.postprocess;
+  t.drafter.seconds = unit * step / 1.1;
+  t.reduction.seconds = s.drafters > 1 ? unit * step * 0.03 / 1.1 : 0;
+  t.update.seconds = unit * step * 0.1 / 1.1 - t.reduction.seconds;
+  return t;
 }
 
-// A step waits for the slowest of its M drafters: of M exponential times the largest is on average
-// 1 + 1/2 + ... + 1/M means.
-double bound_of(const setting& s, const times& t) {
-  double slowest = t.batch;
-  if (s.exponential)
-    for (uint32_t m = 2; m <= s.drafters; ++m) slowest += t.batch / m;
-  const double targets = s.targets / std::max(t.target, t.target * s.postprocess);
-  return std::min(targets, s.drafters / (slowest + t.update));
-}
-
-std::shared_ptr<const batch_source> make_source() {
+// Rows of an epoch are whole steps: what others lose to the last one of an epoch is not measured
+// here.
+std::shared_ptr<const batch_source> make_source(uint32_t drafters) {
   token_documents text;
-  for (int d = 0; d < 64; ++d)
+  for (uint32_t d = 0; d < (64 / drafters + 1) * drafters; ++d)
     text.append(std::vector<int32_t>(batch_tokens, 5), std::vector<uint8_t>(batch_tokens, 1));
   return std::make_shared<const batch_source>(token_set(text), batch_tokens, 8, 1);
 }
 
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+int64_t cpu_ns(clockid_t clock) {
+  timespec t{};
+  ::clock_gettime(clock, &t);
+  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-measured run(const setting& s, double seconds) {
-  using clock = std::chrono::steady_clock;
-  const times t = times_of(s);
-  const double bound = bound_of(s, t);
+// Adds the calling thread's CPU time within `work` to `spent`.
+template <class Work>
+auto metered_work(std::shared_ptr<std::atomic<int64_t>> spent, Work work) {
+  return [spent, work](auto&&... arguments) {
+    const int64_t began = cpu_ns(CLOCK_THREAD_CPUTIME_ID);
+    auto result = work(std::forward<decltype(arguments)>(arguments)...);
+    *spent += cpu_ns(CLOCK_THREAD_CPUTIME_ID) - began;
+    return result;
+  };
+}
+
+struct moment {
+  int64_t wall_ns = 0, cpu_ns = 0;
+};
+
+measured run(const setting& s, const options& given) {
+  const sim_times t = times_of(s, given.batch_seconds);
   pipeline_parts p;
-  p.source = make_source();
-  const auto steps = static_cast<int64_t>(
-      std::max(40.0, std::ceil(seconds * bound / static_cast<double>(s.drafters))));
-  p.plan.emplace(p.source->rows(), 1, s.drafters, 1, steps);
-  p.shape = reference;
-  p.drafter_dtype = reference.dtype;
-  p.limits = derive_limits(s.targets, 0, s.drafters, p.shape.bytes(), 0);
+  p.source = make_source(s.drafters);
+  p.limits = derive_limits(s.targets, 0, s.drafters, reference.bytes(), 0);
   const auto scaled = [&](uint32_t n) {
     return std::max(1U, static_cast<uint32_t>(std::lround(n * s.limits)));
   };
   p.limits.drafter_batches = scaled(p.limits.drafter_batches);
   p.limits.capture_slots = scaled(p.limits.capture_slots);
+  const flow_layout layout{s.targets, s.drafters, p.limits.drafter_batches, p.limits.capture_slots};
+  const double pace = s.targets / t.target.seconds;
+  // Targets begin together and stay in step: batches come N at a time, so that only a multiple of N
+  // steps has the pace of the run. Before it, the pipeline fills.
+  const auto window = static_cast<uint64_t>(
+      std::ceil(std::max(32.0, given.seconds * pace / s.drafters) / s.targets) * s.targets);
+  const uint64_t first = std::max<uint64_t>(8, s.targets);
+  const uint64_t steps = first + window + 1;
+  p.plan.emplace(p.source->rows(), 1, s.drafters, 1, static_cast<int64_t>(steps));
+  // Random times: of more steps than are run, else chance decides.
+  const uint64_t bound_steps = s.exponential ? std::max<uint64_t>(steps, 20000) : steps;
+  const step_plan long_plan(p.source->rows(), 1, s.drafters, 1, static_cast<int64_t>(bound_steps));
+  const double bound = bounds_of(long_plan, layout, flow_times_of(t), bound_steps).least();
+  p.shape = reference;
+  p.drafter_dtype = reference.dtype;
   p.block_size = 16;
   p.metrics_every = 1 << 30;
   p.progress = false;
-  for (uint32_t i = 0; i < s.targets; ++i)
-    p.targets.push_back(sim_capture({t.target, s.exponential, 1}, p.shape));
-  p.finite = sim_hand_over({t.target * s.postprocess, s.exponential, 2});
-  std::vector<clock::time_point> ends(static_cast<size_t>(steps));
-  for (uint32_t i = 0; i < s.drafters; ++i)
-    p.drafters.push_back(sim_drafter({t.batch, s.exponential, 3}, {t.update, s.exponential, 4}));
-  p.drafters[0] = sim_drafter({t.batch, s.exponential, 3},
-                              {t.update, s.exponential, 4},
-                              [&](uint64_t step) { ends[step] = clock::now(); });
-  p.drafters[0].snapshot = [](const save_request&) { return [] {}; };
+  add_sim_lanes(p, t);
+  std::vector<moment> ends(steps);
+  auto spent = std::make_shared<std::atomic<int64_t>>(0);  // CPU of the lanes' own work
+  p.drafters[0] = sim_drafter(t, [&, spent](uint64_t step) {
+    ends[step] = {now_ns(), cpu_ns(CLOCK_PROCESS_CPUTIME_ID) - *spent};
+  });
+  for (capture_function& target : p.targets) target = metered_work(spent, target);
+  p.finite = metered_work(spent, p.finite);
+  for (drafter_work& drafter : p.drafters) {
+    drafter.accumulate = metered_work(spent, drafter.accumulate);
+    drafter.update = metered_work(spent, drafter.update);
+  }
   pipeline_system_config config(false);
   caf::actor_system system(config);
-  const double cpu = cpu_seconds();
   const auto result = run_pipeline(system, p);
-  measured out;
-  out.cpu_us = (cpu_seconds() - cpu) * 1e6 / static_cast<double>(p.plan->total_batches());
   if (result.outcome.status != run_status::completed)
     throw std::runtime_error("the run failed: " + result.outcome.reason);
-  // Without the filling of the pipeline: from the first fifth of the steps to the last.
-  const size_t from = ends.size() / 5;
-  const double passed = std::chrono::duration<double>(ends.back() - ends[from]).count();
-  const uint64_t batches = p.plan->step(ends.size() - 1).last_k - p.plan->step(from).last_k;
-  out.ratio = static_cast<double>(batches) / passed / bound;
+  measured out;
+  const moment from = ends[first], to = ends.back();
+  const auto batches = static_cast<double>(p.plan->total_batches() - p.plan->step(first).last_k);
+  out.ratio = batches * 1e9 / static_cast<double>(to.wall_ns - from.wall_ns) / bound;
+  out.cpu_us = static_cast<double>(to.cpu_ns - from.cpu_ns) * 1e-3 / batches;
   out.limit_bytes = p.limits.total_bytes();
+  uint64_t messages = 0;
   for (const mailbox_report& m : result.mailboxes) {
     out.refused += m.refused;
     out.peak_bytes += m.peak_bytes;
+    messages += m.handled;
   }
+  out.hand_over_us =
+      out.cpu_us * static_cast<double>(p.plan->total_batches()) / static_cast<double>(messages);
   return out;
 }
 
 struct totals {
-  double worst_ratio = 1e9, worst_exponential = 1e9, cpu_us = 0;
+  double worst_ratio = 1e9, worst_exponential = 1e9, cpu_us = 0, hand_over_us = 0;
   uint64_t fuse_hits = 0, peak_bytes = 0, limit_bytes = 0;
   bool passed_a_limit = false;
 
@@ -147,6 +175,7 @@ struct totals {
     double& worst = s.exponential ? worst_exponential : worst_ratio;
     if (s.limits == 1) worst = std::min(worst, m.ratio);
     cpu_us = std::max(cpu_us, m.cpu_us);
+    hand_over_us = std::max(hand_over_us, m.hand_over_us);
     fuse_hits += m.refused;
     passed_a_limit |= m.refused > 0 || m.peak_bytes > m.limit_bytes;
     if (m.peak_bytes <= peak_bytes) return;
@@ -155,12 +184,12 @@ struct totals {
   }
 };
 
-measured show(const setting& s, double seconds, totals& all) {
-  const measured m = run(s, seconds);
+measured show(const setting& s, const options& given, totals& all) {
+  const measured m = run(s, given);
   all.add(s, m);
   std::printf(
       "%2u + %-2u  slow: %-8s  postprocess %3.1f  %-11s  limits x %-4g  ratio %.3f  "
-      "peak %5.1f of %5.1f GB  refused %llu  cpu %.0f us a batch\n",
+      "peak %5.1f of %5.1f GB  refused %llu  cpu %3.0f us a batch, %4.1f us a hand-over\n",
       s.targets,
       s.drafters,
       text_of(s.slow),
@@ -171,41 +200,67 @@ measured show(const setting& s, double seconds, totals& all) {
       static_cast<double>(m.peak_bytes) * 1e-9,
       static_cast<double>(m.limit_bytes) * 1e-9,
       static_cast<unsigned long long>(m.refused),
-      m.cpu_us);
+      m.cpu_us,
+      m.hand_over_us);
   std::fflush(stdout);
   return m;
 }
 
-int main_of(double seconds, const std::string& svg_file) {
-  totals all;
-  constexpr balance balances[] = {balance::target_bound, balance::balanced, balance::drafter_bound};
-  constexpr uint32_t layouts[][2] = {{1, 1}, {1, 3}, {5, 1}, {5, 3}, {7, 2}, {40, 24}};
-  for (const auto [targets, drafters] : layouts)
-    for (const balance slow : balances)
-      for (const double postprocess : {0.0, 0.2})
-        show({targets, drafters, slow, postprocess}, seconds, all);
-  for (const balance slow : balances) show({5, 3, slow, 0.2, true}, 2 * seconds, all);
+setting layout_of(const std::string& text) {
+  setting s;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%u+%u%c", &s.targets, &s.drafters, &rest) != 2 || s.targets < 1 ||
+      s.drafters < 1 || s.targets > 512 || s.drafters > 512)
+    throw error("\"" + text + "\" is not a layout", "--layout", "write it as 5+3");
+  return s;
+}
+
+// The sweep of limits at 5 + 3, in JSON too.
+nlohmann::json sweep_of(const options& given, totals& all) {
   nlohmann::json sweep;
   std::vector<sweep_curve> curves = {{"constant service times", {}},
                                      {"exponential service times", {}}};
+  options longer = given;
+  longer.seconds *= 2;
   for (const double limits : {0.25, 0.5, 1.0, 2.0, 4.0, 8.0})
     for (const bool exponential : {false, true}) {
-      const measured m =
-          show({5, 3, balance::balanced, 0.2, exponential, limits}, 2 * seconds, all);
+      const measured m = show({5, 3, balance::balanced, 0.2, exponential, limits}, longer, all);
       curves[exponential ? 1 : 0].points.push_back({limits, m.ratio});
       sweep.push_back({{"limits", limits}, {"exponential", exponential}, {"ratio", m.ratio}});
     }
-  const nlohmann::json line = {{"worst_ratio_to_bound", all.worst_ratio},
-                               {"worst_ratio_exponential", all.worst_exponential},
-                               {"fuse_hits", all.fuse_hits},
-                               {"peak_bytes", all.peak_bytes},
-                               {"limit_bytes", all.limit_bytes},
-                               {"actor_cpu_us_per_batch", all.cpu_us},
-                               {"sweep", sweep}};
-  std::printf("%s\n", line.dump().c_str());
-  if (!svg_file.empty() && !(std::ofstream(svg_file) << sweep_svg(curves) << std::flush))
+  if (!given.svg_file.empty() &&
+      !(std::ofstream(given.svg_file) << sweep_svg(curves) << std::flush))
     throw error(
-        "cannot write the drawing", svg_file, "is its folder there, with room on the disk?");
+        "cannot write the drawing", given.svg_file, "is its folder there, with room on the disk?");
+  return sweep;
+}
+
+int main_of(const options& given) {
+  totals all;
+  constexpr balance balances[] = {balance::target_bound, balance::balanced, balance::drafter_bound};
+  for (const std::string& layout : given.layouts)
+    for (const balance slow : balances)
+      for (const double postprocess : {0.0, 0.2}) {
+        setting s = layout_of(layout);
+        s.slow = slow;
+        s.postprocess = postprocess;
+        show(s, given, all);
+      }
+  nlohmann::json line = {{"batch_seconds", given.batch_seconds}};
+  if (given.sweep) {
+    options longer = given;
+    longer.seconds *= 2;
+    for (const balance slow : balances) show({5, 3, slow, 0.2, true}, longer, all);
+    line["sweep"] = sweep_of(given, all);
+    line["worst_ratio_exponential"] = all.worst_exponential;
+  }
+  line["worst_ratio_to_bound"] = all.worst_ratio;
+  line["fuse_hits"] = all.fuse_hits;
+  line["peak_bytes"] = all.peak_bytes;
+  line["limit_bytes"] = all.limit_bytes;
+  line["actor_cpu_us_per_batch"] = all.cpu_us;
+  line["cpu_us_per_hand_over"] = all.hand_over_us;
+  std::printf("%s\n", line.dump().c_str());
   return all.passed_a_limit ? 1 : 0;
 }
 
@@ -216,13 +271,19 @@ int main(int count, char** values) {
   CLI::App app{
       "The pipeline's actors on simulated lanes: throughput against the bound of the slowest "
       "stage, bytes against the limits"};
-  double seconds = 4;
-  app.add_option("--seconds", seconds, "per setting; some 50 settings")->capture_default_str();
-  std::string svg_file;
-  app.add_option("--svg", svg_file, "Draw the sweep of limits into this file");
+  dflash::bench::options given;
+  app.add_option("--seconds", given.seconds, "per setting; some 50 settings")
+      ->capture_default_str();
+  app.add_option("--batch-seconds", given.batch_seconds, "shortest service time")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0001, 100.0));
+  app.add_option("--layout", given.layouts, "targets + drafters, may be repeated")
+      ->capture_default_str();
+  app.add_flag("!--no-sweep", given.sweep, "leave out random times and the sweep of limits");
+  app.add_option("--svg", given.svg_file, "Draw the sweep of limits into this file");
   CLI11_PARSE(app, count, values);
   try {
-    return dflash::bench::main_of(seconds, svg_file);
+    return dflash::bench::main_of(given);
   } catch (const std::exception& problem) {
     std::fprintf(stderr, "error: %s\n", problem.what());
     return 2;

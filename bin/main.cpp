@@ -25,6 +25,7 @@ constexpr const char* description =
 constexpr const char* footer = R"(From a model to a drafter:
   dflash generate --help                          let the target answer prompts: training text
   dflash config config/presets/smollm2.toml       look at a configuration, everything filled in
+  dflash plan my.toml --probe                     memory it takes, the best split of the devices
   dflash train my.toml --optim.lr=3e-4            train; Ctrl-C saves and stops, --resume goes on
   dflash capture my.toml --out states             hidden states to disk, to train without the target
   dflash inspect runs/my                          who waits for whom, while it trains
@@ -53,6 +54,7 @@ void add_commands(CLI::App& app, std::function<int()>& action) {
   dflash::add_export_command(app, action);
   dflash::add_doctor_command(app, action);
   dflash::add_inspect_command(app, action);
+  dflash::add_plan_command(app, action);
   dflash::add_config_command(app, action);
 }
 

@@ -23,6 +23,7 @@
 #include "bin/overrides.hpp"
 #include "bin/replica_restore.hpp"
 #include "bin/run_folder.hpp"
+#include "bin/service_times.hpp"
 #include "bin/training_setup.hpp"
 #include "bin/version.hpp"
 #include "config/error.hpp"
@@ -188,18 +189,23 @@ json_object saves_of(const run_outcome& outcome) {
   return j;
 }
 
-json_object summary(const training_setup& s, const pipeline_result& result) {
+json_object summary(const training_setup& s,
+                    const pipeline_result& result,
+                    const service_meter& meter) {
   const run_totals& t = result.totals;
   const peaks p = peaks_of(result.mailboxes);
   json_object j;
   j.add("status", status_text(result.outcome.status));
   j.add("steps", result.outcome.steps).add("total_steps", s.parts.plan->total_steps());
-  j.add("checkpoint", result.outcome.saved_step);
+  if (is_simulated(s.config))
+    j.add("simulated", true);
+  else
+    j.add("checkpoint", result.outcome.saved_step)
+        .add("parameters", drafter_parameter_count(s.drafter));
   add_evaluations(j, result.outcome);
   if (!result.outcome.reason.empty()) j.add("reason", result.outcome.reason);
   j.add("loss", t.loss).add("loss_smooth", t.loss_smooth).add("accept_len", t.accept_len);
   j.add("skipped_steps", t.skipped_steps).add("dropped_batches", t.dropped);
-  j.add("parameters", drafter_parameter_count(s.drafter));
   json_object here;  // of this process; earlier parts of a resumed run are not in it
   here.add("steps", t.steps).add("batches", t.batches).add("tokens", t.tokens);
   here.add("seconds", t.seconds);
@@ -228,6 +234,8 @@ json_object summary(const training_setup& s, const pipeline_result& result) {
   if (t.batches > 0)
     here.add("actor_layer_us_per_batch",
              static_cast<double>(p.steering_ns) * 1e-3 / static_cast<double>(t.batches));
+  here.add("peak_resident_bytes", peak_resident_bytes());
+  here.add("service_times", json_of(meter.means(result.mailboxes)));
   j.add("this_process", here);
   return j;
 }
@@ -244,13 +252,33 @@ void print_best(const run_outcome& outcome, const run_folder& folder) {
              quoted(link));
 }
 
+// Nothing was trained: no loss, nothing to go on from.
+int report_simulated(const pipeline_result& result) {
+  if (result.outcome.status == run_status::failed) {
+    fmt::print(stderr,
+               "error: the run failed after step {}: {}\n",
+               result.outcome.steps,
+               result.outcome.reason);
+    return 1;
+  }
+  const double seconds = std::max(1e-9, result.totals.seconds);
+  fmt::print("{}: {} steps on simulated lanes, {}, {} in {}; nothing was trained, no checkpoint\n",
+             result.outcome.status == run_status::completed ? "done" : "stopped",
+             result.outcome.steps,
+             rate_text(static_cast<double>(result.totals.batches) / seconds, "batches"),
+             rate_text(static_cast<double>(result.totals.tokens) / seconds, "tokens"),
+             duration_text(std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9))));
+  return 0;
+}
+
 int report(const training_setup& s,
            const pipeline_result& result,
+           const service_meter& meter,
            const run_folder& folder,
            const std::string& resume_command) {
   const run_outcome& outcome = result.outcome;
   try {
-    write_file_atomically(folder.summary(), summary(s, result).text() + "\n");
+    write_file_atomically(folder.summary(), summary(s, result, meter).text() + "\n");
   } catch (const std::exception& e) {  // the outcome counts more
     spdlog::error("no summary.json: {}", e.what());
   }
@@ -258,6 +286,7 @@ int report(const training_setup& s,
     fmt::print("restarts: {}\n", text);
   if (const auto retired = retired_of(result.mailboxes); !retired.empty())
     fmt::print("retired: {}\n", fmt::join(retired, ", "));
+  if (is_simulated(s.config)) return report_simulated(result);
   const std::string checkpoint =
       outcome.saved_step > 0
           ? (folder.checkpoints() / fmt::format("step-{}", outcome.saved_step)).string()
@@ -326,6 +355,7 @@ std::string done_already(const training_setup& s) {
 int train(const std::string& file, const std::vector<std::string>& overrides, bool resume) {
   run_config config = load_run_config(file, overrides);
   config.run.resume = config.run.resume || resume;
+  validate(config);
   set_up_log({.level = config.log.level, .file = {}});
   const network_address listen = parse_address(config.net.listen, "net.listen");
   check_can_listen(listen, "net.listen");
@@ -348,29 +378,31 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
   if (cut.cut_bytes > 0) spdlog::info("metrics.jsonl cut back to step {}", setup.parts.first_step);
 
   pipeline_result result;
+  std::shared_ptr<service_meter> meter;
   {
     caf::actor_system system(const_cast<pipeline_system_config&>(system_config));
     pipeline_parts parts = setup.parts;
     parts.metrics_file = folder.metrics();
     parts.noted_evaluation = last_step_of_kind(folder.metrics(), "eval");
     parts.run = folder.path().string();
-    for (size_t i = 0; i < setup.trainers.size(); ++i)
+    for (size_t i = 0; i < setup.trainers.size(); ++i)  // none of simulated lanes
       parts.drafters.push_back(
           work_of(setup.trainers[i],
                   restorer(setup, folder.checkpoints()),
                   i == 0 ? checkpoint_saver(setup, folder.checkpoints()) : checkpoint_writer()));
+    meter = service_meter::attach(parts);
     parts.publish = publisher(system, listen, folder);
     parts.on_started = [&](std::function<void()> stop) { signals.start(std::move(stop)); };
     result = run_pipeline(system, std::move(parts));
     if (!result.outcome.stuck.empty()) {  // the system would wait for their threads
-      const int code = report(setup, result, folder, resume_command);
+      const int code = report(setup, result, *meter, folder, resume_command);
       std::error_code ignored;
       std::filesystem::remove(folder.address(), ignored);
       std::fflush(nullptr);
       ::_exit(code);
     }
   }
-  return report(setup, result, folder, resume_command);
+  return report(setup, result, *meter, folder, resume_command);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bin/own_checkpoint.hpp"
+#include "bin/sim_setup.hpp"
 #include "bin/version.hpp"
 #include "config/error.hpp"
 #include "data/token_counts.hpp"
@@ -191,15 +192,12 @@ void keep_states(training_setup& s, const fs::path& kept_states) {
 
 }  // namespace
 
-training_setup prepare_training(const run_config& config,
-                                const fs::path& checkpoints,
-                                const fs::path& kept_states) {
+training_setup outline_training(const run_config& config, const fs::path& checkpoints) {
+  if (is_simulated(config)) return prepare_simulated(config);
   training_setup s;
   s.config = config;
   pipeline_parts& p = s.parts;
   const run_config& c = s.config;
-  if (!s.from_disk()) check_lanes(c.layout.targets, "layout.targets");
-  check_lanes(c.layout.drafters, "layout.drafters");
   p.target_threads = c.layout.target_threads;
   p.drafter_threads = c.layout.drafter_threads;
   at::set_num_threads(static_cast<int>(p.drafter_threads));
@@ -257,6 +255,20 @@ training_setup prepare_training(const run_config& config,
   p.profile_interval = static_cast<uint64_t>(c.profile.interval);
   s.padding_permille = static_cast<int64_t>(p.source->padding_share() * 1000);
 
+  s.memory = memory_shapes_of(c, target_shape, s.drafter, s.dtype, p.source->rows());
+  return s;
+}
+
+training_setup prepare_training(const run_config& config,
+                                const fs::path& checkpoints,
+                                const fs::path& kept_states) {
+  if (config.data.hidden_states.empty()) check_lanes(config.layout.targets, "layout.targets");
+  check_lanes(config.layout.drafters, "layout.drafters");
+  training_setup s = outline_training(config, checkpoints);
+  if (is_simulated(config)) return s;
+  const run_config& c = s.config;
+  pipeline_parts& p = s.parts;
+  check_memory(c, s.memory);
   // Evaluations run the target even where its hidden states come from the disk.
   const bool runs_target = !s.from_disk() || c.eval.every > 0;
   s.model = target::load(
@@ -287,14 +299,18 @@ std::string training_setup::plan_text() const {
   const auto line = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<11} {}\n", name, value);
   };
-  line("target", fmt::format("{}, {}", config.target.path, name_of(dtype)));
-  line("drafter",
-       fmt::format("{} layers, block of {}, taps {}, {} parameters, from {}",
-                   drafter.layers,
-                   drafter.block_size,
-                   fmt::join(drafter.taps, " "),
-                   count_text(static_cast<double>(drafter_parameter_count(drafter))),
-                   config.draft.init));
+  if (is_simulated(config)) {
+    for (const auto& [name, value] : simulated_lines(*this)) line(name, value);
+  } else {
+    line("target", fmt::format("{}, {}", config.target.path, name_of(dtype)));
+    line("drafter",
+         fmt::format("{} layers, block of {}, taps {}, {} parameters, from {}",
+                     drafter.layers,
+                     drafter.block_size,
+                     fmt::join(drafter.taps, " "),
+                     count_text(static_cast<double>(drafter_parameter_count(drafter))),
+                     config.draft.init));
+  }
   if (!drafter.draft_ids.empty())
     line("",
          fmt::format("drafts {} of {} tokens, {:.2f} % of the supervised ones",
@@ -326,7 +342,7 @@ std::string training_setup::plan_text() const {
        (from_disk() ? std::string("no targets")
                     : fmt::format("{} targets x {} threads", l.targets, parts.target_threads)) +
            fmt::format(", {} drafters x {} threads", l.drafters, parts.drafter_threads));
-  if (from_disk())
+  if (!states_form.empty())
     line("states",
          fmt::format("{}, {}, {} on disk",
                      config.data.hidden_states,
@@ -343,12 +359,14 @@ std::string training_setup::plan_text() const {
                                    : "target"));
   if (!l.cost.empty()) line("", "lowered by layout.max_in_flight: " + l.cost);
   const auto& saves = config.checkpoint;
-  line("saves",
-       (saves.every > 0 ? fmt::format("every {} steps", saves.every) : std::string("at the end")) +
-           fmt::format(", the newest {} stay", saves.keep) +
-           (saves.keep_every > 0 ? fmt::format(", multiples of {} too", saves.keep_every) : "") +
-           fmt::format("; {} of memory for the copy that is written beside training",
-                       bytes_text(snapshot_bytes(*trainers.front()))));
+  if (!trainers.empty())
+    line(
+        "saves",
+        (saves.every > 0 ? fmt::format("every {} steps", saves.every) : std::string("at the end")) +
+            fmt::format(", the newest {} stay", saves.keep) +
+            (saves.keep_every > 0 ? fmt::format(", multiples of {} too", saves.keep_every) : "") +
+            fmt::format("; {} of memory for the copy that is written beside training",
+                        bytes_text(snapshot_bytes(*trainers.front()))));
   if (evaluation) line("evaluation", evaluation_text(*evaluation, config));
   if (parts.store)
     line("kept",

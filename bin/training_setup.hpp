@@ -10,6 +10,7 @@
 
 #include "actors/pipeline.hpp"
 #include "bin/evaluation_setup.hpp"
+#include "bin/memory_plan.hpp"
 #include "config/run_config.hpp"
 #include "model/checkpoint.hpp"
 #include "model/compute_dtype.hpp"
@@ -20,7 +21,7 @@ namespace dflash {
 
 struct training_setup {
   run_config config;
-  pipeline_parts parts;  // without drafters: those are made of the trainers
+  pipeline_parts parts;  // without drafters: those are made of the trainers, or simulated
   std::vector<std::shared_ptr<drafter_trainer>> trainers;  // [M], equal weights
   std::shared_ptr<const target> model;
   drafter_config drafter;
@@ -32,6 +33,7 @@ struct training_setup {
   uint64_t states_bytes = 0;
 
   bool from_disk() const { return !config.data.hidden_states.empty(); }
+  memory_shapes memory;
   double covered_share = 1;  // of the supervised tokens that the draft vocabulary has
 
   /// Checksum of the training documents, in hexadecimal: a resumed run has to have the same.
@@ -40,9 +42,13 @@ struct training_setup {
   std::string plan_text() const;
 };
 
+/// All that is known without loading a model or making a lane: shapes, data, steps, limits, memory.
+/// Throws as prepare_training.
+training_setup outline_training(const run_config& config, const std::filesystem::path& checkpoints);
+
 /// `checkpoints`: looked at if config.run.resume; `kept_states`: file for hidden states that are
 /// kept. Throws error for the user's mistakes, std::runtime_error if there are only damaged
-/// checkpoints.
+/// checkpoints. Of simulated lanes: without model, drafter and trainers.
 training_setup prepare_training(const run_config& config,
                                 const std::filesystem::path& checkpoints,
                                 const std::filesystem::path& kept_states);

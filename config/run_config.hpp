@@ -108,11 +108,13 @@ struct optim_section {
 };
 
 struct layout_section {
-  std::vector<std::string> targets = {"cpu:0"};   // [N] lanes "cpu:I" | "cuda:I"
+  std::vector<std::string> targets = {"cpu:0"};   // [N] lanes "cpu:I" | "cuda:I" | "sim:I"
   std::vector<std::string> drafters = {"cpu:0"};  // [M]
   std::int64_t target_threads = 1;                // per lane, CPU
   std::int64_t drafter_threads = 1;               // per lane, CPU; changes bits
   std::uint64_t max_in_flight = 0;                // bytes of hidden states; 0: derived
+  std::uint64_t host_memory = 0;                  // bytes that a run may take; 0: the machine's
+  std::uint64_t device_memory = 0;                // bytes of each GPU; 0: not known
   bool operator==(const layout_section&) const = default;
 };
 
@@ -123,6 +125,23 @@ struct eval_section {
   std::int64_t patience = 0;  // evaluations in a row without a better one; 0: never stops
   std::int64_t threads = 1;   // beside training; changes bits of the figures
   bool operator==(const eval_section&) const = default;
+};
+
+/// Times of simulated lanes, which take time and count bytes as real ones, and compute nothing.
+struct sim_section {
+  std::string law = "constant";  // "constant" | "exponential" | "uniform": how times are drawn
+  double spread = 0.5;           // uniform: mean * (1 - spread) to mean * (1 + spread)
+  double target_seconds = 1.0;   // mean, per batch
+  double postprocess_seconds = 0.0;
+  double drafter_seconds = 1.0;    // forward and backward of a batch
+  double reduction_seconds = 0.0;  // of a step, with several drafters
+  double update_seconds = 0.0;     // of a step
+  std::uint64_t seed = 1;          // of the times
+  std::int64_t hidden_size = 0;    // of the target; these three 0: from target.path/config.json
+  std::int64_t layers = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t rows = 64;  // in an epoch, where data.train names no shards
+  bool operator==(const sim_section&) const = default;
 };
 
 struct checkpoint_section {
@@ -161,6 +180,7 @@ struct run_config {
   loss_section loss;
   optim_section optim;
   layout_section layout;
+  sim_section sim;
   eval_section eval;
   checkpoint_section checkpoint;
   metrics_section metrics;
@@ -205,14 +225,18 @@ std::vector<std::string> differing_keys(const run_config& a,
 /// exist.
 std::string value_text(const run_config& config, const std::string& key);
 
-/// A lane of the layout, "cpu:0" or "cuda:1".
+/// A lane of the layout: "cpu:0", "cuda:1" or "sim:2".
 struct lane_name {
   bool cuda = false;
+  bool sim = false;
   int index = 0;
 };
 
 /// Throws error for anything else.
 lane_name parse_lane(const std::string& text);
+
+/// Whether the lanes of the layout are simulated: all or none, which validate() sees to.
+bool is_simulated(const run_config& config);
 
 /// "8 GB", "512 MiB", "4096" in bytes; nullopt for anything else. k, M, G, T are powers of 1000,
 /// Ki, Mi, Gi, Ti of 1024.

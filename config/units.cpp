@@ -44,8 +44,8 @@ std::optional<std::uint64_t> parse_bytes(const std::string& text) {
 lane_name parse_lane(const std::string& text) {
   const auto colon = text.find(':');
   const std::string kind = text.substr(0, colon);
-  lane_name lane{.cuda = kind == "cuda", .index = 0};
-  if (colon != std::string::npos && (kind == "cpu" || kind == "cuda")) {
+  lane_name lane{.cuda = kind == "cuda", .sim = kind == "sim", .index = 0};
+  if (colon != std::string::npos && (kind == "cpu" || lane.cuda || lane.sim)) {
     const char* const first = text.data() + colon + 1;
     const char* const end = text.data() + text.size();
     const auto [rest, problem] = std::from_chars(first, end, lane.index);
@@ -53,9 +53,14 @@ lane_name parse_lane(const std::string& text) {
         std::to_string(lane.index) == text.substr(colon + 1))
       return lane;
   }
-  throw error("\"" + text + "\" is not a lane",
-              "layout",
-              "lanes are \"cpu:0\", \"cpu:1\", ... or \"cuda:0\", \"cuda:1\", ...");
+  throw error(
+      "\"" + text + "\" is not a lane",
+      "layout",
+      "lanes are \"cpu:0\", \"cpu:1\", ..., \"cuda:0\", ..., or simulated ones, \"sim:0\", ...");
+}
+
+bool is_simulated(const run_config& config) {
+  return !config.layout.drafters.empty() && parse_lane(config.layout.drafters.front()).sim;
 }
 
 std::uint64_t step_span::of(std::uint64_t total) const {

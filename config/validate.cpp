@@ -15,12 +15,24 @@ std::string text(std::int64_t value) {
   return std::to_string(value);
 }
 
+// What a run of simulated lanes can do without.
+bool is_needed(const key& k, const run_config& c) {
+  if (!is_simulated(c)) return true;
+  const bool sizes = c.sim.hidden_size > 0 && c.sim.layers > 0 && c.sim.vocab_size > 0;
+  return k.name != "data.train" && k.name != "draft.mask_token_id" &&
+         (k.name != "target.path" || !sizes);
+}
+
 void check_required(const run_config& c) {
   for (const key& k : keys()) {
-    if (!k.required) continue;
+    if (!k.required || !is_needed(k, c)) continue;
     const auto value = print_value(k, c);
     if (value && *value != "\"\"" && *value != "[]") continue;
     std::string hint = std::string(k.help);
+    if (k.name == "target.path" && is_simulated(c))
+      hint =
+          "name a folder with a config.json, or set sim.hidden_size, sim.layers and "
+          "sim.vocab_size";
     if (k.name == "draft.taps")
       hint +=
           " For n target layers and L draft layers the usual ones are round(1 + i * (n - 4) / "
@@ -139,6 +151,31 @@ void check_optim(const optim_section& optim) {
                 "their shares may add up to 1.0 at most");
 }
 
+void check_sim(const run_config& c) {
+  const auto count = [](const std::vector<std::string>& lanes) {
+    return std::count_if(
+        lanes.begin(), lanes.end(), [](const auto& lane) { return parse_lane(lane).sim; });
+  };
+  const auto &targets = c.layout.targets, &drafters = c.layout.drafters;
+  const auto simulated = count(targets) + count(drafters);
+  if (simulated == 0) return;
+  if (std::cmp_not_equal(simulated, targets.size() + drafters.size()))
+    throw error("simulated lanes beside real ones: nothing could be trained",
+                count(drafters) == 0 ? "layout.targets" : "layout.drafters",
+                "make all lanes of targets and drafters sim:I, or none");
+  if (c.run.resume)
+    throw error("a run of simulated lanes writes no checkpoint to go on from",
+                "run.resume",
+                "leave it out");
+  if (c.eval.every > 0)
+    throw error(
+        "simulated lanes train nothing that could be evaluated", "eval.every", "leave it out");
+  if (c.data.keep_hidden_states > 0 || !c.data.hidden_states.empty())
+    throw error("simulated lanes make no hidden states that could be kept or read",
+                c.data.hidden_states.empty() ? "data.keep_hidden_states" : "data.hidden_states",
+                "leave it out");
+}
+
 void check_lanes(const std::vector<std::string>& lanes, const char* name) {
   if (lanes.empty())
     throw error(std::string(name) + " is empty", name, "name at least one lane, e.g. [\"cpu:0\"]");
@@ -157,14 +194,15 @@ void check_lanes(const std::vector<std::string>& lanes, const char* name) {
 }  // namespace
 
 void validate(const run_config& config) {
+  check_lanes(config.layout.targets, "layout.targets");
+  check_lanes(config.layout.drafters, "layout.drafters");
+  check_sim(config);
   check_required(config);
   check_draft(config.draft);
   check_data(config);
   check_eval(config);
   check_loss(config);
   check_optim(config.optim);
-  check_lanes(config.layout.targets, "layout.targets");
-  check_lanes(config.layout.drafters, "layout.drafters");
 }
 
 }  // namespace dflash

@@ -141,20 +141,27 @@ TEST_CASE("dispatch: a full drafter holds later batches back, training makes roo
 }
 
 TEST_CASE("dispatch: the loader reads ahead within its credit") {
-  auto book = book_of(1, 1, 6);
+  auto book = book_of(1, 1, 8);
   CHECK(book.take_load_credit().batches == 4);
   CHECK(book.take_load_credit().batches == 0);
   open(book, 0, 9);
   load(book, 0, 4);
   book.lane_asks(0);
   book.take_jobs();
-  CHECK(book.take_load_credit().batches == 1);
-  load(book, 4, 5);
+  CHECK(book.take_load_credit().batches == 0);  // three at once
   book.lane_asks(0);
   book.take_jobs();
+  CHECK(book.take_load_credit().batches == 0);
   book.lane_asks(0);
   book.take_jobs();
-  CHECK(book.take_load_credit().batches == 1);  // the run has six batches
+  CHECK(book.take_load_credit().batches == 3);
+  load(book, 4, 7);
+  book.lane_asks(0);
+  book.take_jobs();
+  CHECK(book.take_load_credit().batches == 1);  // the run has eight batches
+  book.lane_asks(0);
+  book.take_jobs();
+  CHECK(book.take_load_credit().batches == 0);
 }
 
 TEST_CASE("dispatch: kept states go to the reader and occupy no target") {
@@ -218,10 +225,12 @@ TEST_CASE("dispatch: a new loader goes on where the old one was") {
   open(book, 0, 9);
   book.lane_asks(0);
   book.take_jobs();
+  book.lane_asks(0);
+  book.take_jobs();
   const load_credit more = book.take_load_credit();
   CHECK(more.first_k == 4);
-  CHECK(more.batches == 1);
-  CHECK(book.open_load_credit().batches == 2);
+  CHECK(more.batches == 2);
+  CHECK(book.open_load_credit().batches == 3);
 }
 
 TEST_CASE("dispatch: a restarted one learns from the drafters what they have") {

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "actors/pipeline.hpp"
 
@@ -34,11 +35,11 @@ pipeline_parts parts_of(uint32_t targets, uint32_t drafters, int64_t steps, uint
   p.metrics_every = 1 << 30;
   p.progress = false;
   constexpr double mean = 0.0005;
-  for (uint32_t i = 0; i < targets; ++i) p.targets.push_back(sim_capture({mean, true, i}, p.shape));
-  p.finite = sim_hand_over({mean / 5, true, 1});
-  for (uint32_t i = 0; i < drafters; ++i)
-    p.drafters.push_back(sim_drafter({mean, true, i}, {mean / 10, true, i}));
-  p.drafters[0].snapshot = [](const save_request&) { return [] {}; };
+  sim_times times = sim_times_of(service_law::exponential, 1);
+  times.target.seconds = times.drafter.seconds = mean;
+  times.postprocess.seconds = mean / 5;
+  times.reduction.seconds = times.update.seconds = mean / 20;
+  add_sim_lanes(p, times);
   return p;
 }
 
@@ -80,21 +81,37 @@ TEST_CASE("bytes in flight stay within the limits in every layout, with service 
   }
 }
 
-TEST_CASE("service times are constant, or exponential with the mean asked for") {
-  const service_time fixed{0.25, false, 1};
+TEST_CASE("service times are constant, or drawn with the mean asked for") {
+  const service_time fixed{0.25, service_law::constant, 1};
   CHECK(fixed.of(0) == 0.25);
   CHECK(fixed.of(77) == 0.25);
-  const service_time drawn{0.25, true, 1};
-  double sum = 0, squares = 0;
-  constexpr int n = 20000;
-  for (int k = 0; k < n; ++k) {
-    const double t = drawn.of(static_cast<uint64_t>(k));
-    CHECK(t >= 0);
-    sum += t;
-    squares += t * t;
-  }
-  CHECK(sum / n == Approx(0.25).epsilon(0.03));  // 4 standard errors
-  CHECK(squares / n - sum / n * sum / n == Approx(0.0625).epsilon(0.1));
+  const auto moments = [](const service_time& drawn) {
+    double sum = 0, squares = 0;
+    constexpr int n = 20000;
+    for (int k = 0; k < n; ++k) {
+      const double t = drawn.of(static_cast<uint64_t>(k));
+      CHECK(t >= 0);
+      sum += t;
+      squares += t * t;
+    }
+    return std::pair(sum / n, squares / n - sum / n * sum / n);
+  };
+  const service_time drawn{0.25, service_law::exponential, 1};
+  const auto [mean, variance] = moments(drawn);
+  CHECK(mean == Approx(0.25).epsilon(0.03));  // 4 standard errors
+  CHECK(variance == Approx(0.0625).epsilon(0.1));
   CHECK(drawn.of(5) == drawn.of(5));
   CHECK(drawn.of(5) != drawn.of(6));
+  const service_time even{0.25, service_law::uniform, 1, 0.6};
+  const auto [even_mean, even_variance] = moments(even);
+  CHECK(even_mean == Approx(0.25).epsilon(0.01));
+  CHECK(even_variance == Approx(0.15 * 0.15 / 3).epsilon(0.05));  // of half width 0.15
+  for (uint64_t k = 0; k < 1000; ++k) CHECK((even.of(k) >= 0.1 && even.of(k) < 0.4));
+}
+
+TEST_CASE("the times of one batch are drawn apart from each other") {
+  sim_times t = sim_times_of(service_law::exponential, 1);
+  t.target.seconds = t.postprocess.seconds = t.drafter.seconds = 1;
+  CHECK(t.target.of(3) != t.postprocess.of(3));
+  CHECK(t.target.of(3) != t.drafter.of(3));
 }

@@ -41,6 +41,9 @@ TEST_CASE("lanes are a kind and an index") {
   CHECK_FALSE(parse_lane("cpu:0").cuda);
   CHECK(parse_lane("cpu:12").index == 12);
   CHECK(parse_lane("cuda:3").cuda);
+  CHECK(parse_lane("sim:2").sim);
+  CHECK(parse_lane("sim:2").index == 2);
+  CHECK_FALSE(parse_lane("cuda:3").sim);
   for (const char* text : {"",
                            "cpu",
                            "cpu:",

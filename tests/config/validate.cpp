@@ -100,6 +100,42 @@ TEST_CASE("mistakes across keys name the key that is wrong") {
   }
 }
 
+TEST_CASE("simulated lanes need sizes and nothing else, and no real lanes beside them") {
+  run_config c;
+  c.run.dir = "runs/x";
+  c.draft.taps = {1, 2};
+  c.layout.targets = {"sim:0", "sim:1"};
+  c.layout.drafters = {"sim:0"};
+  CHECK(is_simulated(c));
+  CHECK_FALSE(is_simulated(complete_config()));
+  CHECK(error_of([&] { validate(c); }).where == "target.path");
+  c.sim.hidden_size = 64;
+  c.sim.layers = 4;
+  CHECK(error_of([&] { validate(c); }).where == "target.path");
+  c.sim.vocab_size = 100;
+  CHECK_NOTHROW(validate(c));
+  struct row {
+    const char* where;
+    std::function<void(run_config&)> spoil;
+  };
+  const row rows[] = {
+      {"layout.targets", [](run_config& r) { r.layout.drafters = {"cpu:0"}; }},
+      {"layout.drafters", [](run_config& r) { r.layout.targets = {"cpu:0"}; }},
+      {"eval.every", [](run_config& r) { r.eval.every = 1; }},
+      {"run.resume", [](run_config& r) { r.run.resume = true; }},
+      {"data.keep_hidden_states", [](run_config& r) { r.data.keep_hidden_states = 1; }},
+      {"data.hidden_states", [](run_config& r) { r.data.hidden_states = "states"; }},
+      {"draft.taps", [](run_config& r) { r.draft.taps.clear(); }},
+  };
+  for (const row& r : rows) {
+    run_config spoilt = c;
+    r.spoil(spoilt);
+    const error e = error_of([&] { validate(spoilt); });
+    CAPTURE(e.what());
+    CHECK(e.where == r.where);
+  }
+}
+
 TEST_CASE("mixed terms, D-PACE, cap and a prefix together are valid") {
   run_config c = complete_config();
   c.loss.terms = {{"ce", 1.0}, {"kl", 0.5}, {"tv", 0.1}};
