@@ -49,6 +49,7 @@ void go_on(self_ptr self) {
 void give_back(self_ptr self, const hidden_batch& m) {
   drafter_state& s = self->state;
   self->stats().release(m.hidden.bytes());
+  self->stats().let_go(m.tokens->k);
   m.hidden.release();
   self->send(s.links->dispatcher,
              credit_return{self->identity().index, s.credit_epoch, m.tokens->k});
@@ -79,8 +80,9 @@ void train_one(self_ptr self) {
   report.whole_bytes = m.whole_bytes;
   if (m.hidden) {
     self->stats().set_activity(activity::computing);
-    const auto timer = s.stages.time(stage::forward_backward);
+    const auto stage = s.stages.within("train batch");
     m.hidden->ready.wait();
+    s.stages.mark("wait for the device");
     drafter_input input;
     input.taps = m.hidden->tensors;
     if (m.hidden->has_last) {
@@ -92,6 +94,7 @@ void train_one(self_ptr self) {
     s.weight_sum += sums.weight_sum;
     report.sums = std::make_shared<const step_sums>(std::move(sums));
   }
+  s.stages.report(self->stats(), m.tokens->k);
   s.order->trained();
   give_back(self, m);
   self->send(s.links->metrics, report);
@@ -109,7 +112,7 @@ void reduce(self_ptr self, const step_part& part) {
     return;
   self->stats().set_activity(activity::computing);
   {
-    const auto timer = s.stages.time(stage::reduce);
+    const auto stage = s.stages.within("reduce");
     std::vector<at::Tensor> gradients;
     s.reduced_weight = 0;
     for (const auto& p : parts) {
@@ -139,7 +142,7 @@ void update(self_ptr self, const step_go& m) {
   self->stats().set_activity(activity::computing);
   step_committed done;
   {
-    const auto timer = s.stages.time(stage::update);
+    const auto stage = s.stages.within("update");
     const update_report report = s.options.work.update(s.reduced, s.reduced_weight, m.step);
     done = {m.step,
             self->identity().index,
@@ -148,6 +151,7 @@ void update(self_ptr self, const step_go& m) {
             report.update_norm,
             report.skipped};
   }
+  s.stages.report(self->stats(), stage_report::none, m.step, self->identity().index);
   s.reduced = at::Tensor();
   s.weight_sum = 0;
   s.part_sent = false;
@@ -164,7 +168,7 @@ void save(self_ptr self, const save_request& m) {
   save_done done;
   done.steps = m.steps;
   {
-    const auto timer = s.stages.time(stage::save);
+    const auto stage = s.stages.within("save");
     try {
       s.options.work.save(m);
       done.good = true;
@@ -180,7 +184,7 @@ void save(self_ptr self, const save_request& m) {
 void start(self_ptr self, const start_run& m) {
   drafter_state& s = self->state;
   const auto before = std::exchange(s.links, m.links);
-  s.stages = stage_sink(m.links->profiler);
+  s.stages.use(m.links->profiler);
   if (before && before->metrics != m.links->metrics)
     for (const auto& [k, report] : s.reports) self->send(m.links->metrics, report);
   if (!before || before->dispatcher != m.links->dispatcher) {
@@ -211,6 +215,7 @@ drafter_actor spawn_drafter(caf::actor_system& system,
           set_up_lane_thread(fmt::format("drafter-{}", self->identity().index), options.threads);
         drafter_state& s = self->state;
         s.options = options;
+        s.stages = stage_sink(options.profile, self->stats(), options.work.stages);
         s.order.emplace(
             *options.plan, self->identity().index, options.drafters, options.first_step);
         return {

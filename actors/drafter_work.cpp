@@ -13,6 +13,7 @@ drafter_work work_of(std::shared_ptr<drafter_trainer> trainer, checkpoint_writer
   work.update = [trainer](const at::Tensor& reduced, double weight_sum, uint64_t step) {
     return trainer->apply(reduced, weight_sum, step);
   };
+  work.stages = std::shared_ptr<stage_timer>(trainer, &trainer->stages());
   if (save)
     work.save = [trainer, save = std::move(save)](const save_request& request) {
       save(request, *trainer);

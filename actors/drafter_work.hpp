@@ -19,6 +19,8 @@ struct drafter_work {
   std::function<update_report(const at::Tensor& reduced, double weight_sum, uint64_t step)> update;
   // Writes a checkpoint; blocks; throws where the disk refuses. Asked of rank 0 only.
   std::function<void(const save_request&)> save;
+  // Of the stages inside these functions; null: none are known.
+  std::shared_ptr<stage_timer> stages;
 };
 
 using checkpoint_writer = std::function<void(const save_request&, drafter_trainer&)>;
