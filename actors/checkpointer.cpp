@@ -18,14 +18,17 @@ void write(self_ptr self, const snapshot_taken& m) {
   done.steps = m.steps;
   done.copied_ns = m.copied_ns;
   const int64_t began = now_ns();
-  try {
-    (*m.write)();
-    done.good = true;
-  } catch (const std::exception& e) {
-    done.error = e.what();
+  {
+    const auto stage = s.stages.within("save");
+    try {
+      (*m.write)();
+      done.good = true;
+    } catch (const std::exception& e) {
+      done.error = e.what();
+    }
   }
   done.written_ns = now_ns() - began;
-  s.stages.report(stage::save, done.written_ns);
+  s.stages.report(self->stats(), stage_report::none);
   if (done.good) self->stats().complete();
   self->send(s.links->coordinator, std::move(done));
   self->stats().set_activity(activity::idle);
@@ -56,10 +59,11 @@ checkpointer_actor spawn_checkpointer(caf::actor_system& system,
       [how, options = std::move(options)](self_ptr self) -> checkpointer_actor::behavior_type {
         if (how == runs_as::detached) set_up_lane_thread("checkpointer", 1);
         self->state.options = options;
+        self->state.stages = stage_sink(options.profile, self->stats());
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
-              self->state.stages = stage_sink(m.links->profiler);
+              self->state.stages.use(m.links->profiler);
             },
             [=](const snapshot_taken& m) { write(self, m); },
             [=](const evaluation_record& m) { record(self, m); },

@@ -14,6 +14,7 @@ namespace dflash {
 struct checkpointer_options {
   // Blocks; throws where the disk refuses. Empty: evaluations are not recorded.
   std::function<void(const evaluation_record&)> record;
+  bool profile = false;
 };
 
 struct checkpointer_state {

@@ -1,5 +1,6 @@
 #include "actors/dispatcher.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <stdexcept>
@@ -10,6 +11,15 @@ namespace dflash {
 namespace {
 
 using self_ptr = metered_ptr<dispatcher_actor, dispatcher_state>;
+
+// For watching: what each drafter may still be sent.
+void show_credits(self_ptr self) {
+  const auto& ledger = self->state.book->ledger();
+  mailbox_registry& registry = *self->identity().registry;
+  self->stats().set_credits(static_cast<int64_t>(self->state.book->in_flight()));
+  for (uint32_t i = 0; i < self->state.links->drafters.size(); ++i)
+    registry.set_credits(fmt::format("drafter_train {}", i), ledger.free_batches(i));
+}
 
 // After any news: hand out what can be handed out, let the loader go on.
 void hand_out(self_ptr self) {
@@ -25,6 +35,7 @@ void hand_out(self_ptr self) {
     self->send(s.links->drafters.at(job.drafter), hidden_batch{job.tokens, {}, job.epoch});
   if (const load_credit credit = s.book->take_load_credit(); credit.batches > 0)
     self->send(s.links->loader, credit);
+  show_credits(self);
 }
 
 // Compares who was there with who is: all that a dead producer had to say has been heard by now.

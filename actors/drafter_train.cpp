@@ -62,6 +62,7 @@ void go_on(self_ptr self) {
 void give_back(self_ptr self, const hidden_batch& m) {
   drafter_state& s = self->state;
   self->stats().release(m.hidden.bytes());
+  self->stats().let_go(m.tokens->k);
   m.hidden.release();
   self->send(s.links->dispatcher,
              credit_return{self->identity().index, s.credit_epoch, m.tokens->k});
@@ -92,8 +93,9 @@ void train_one(self_ptr self) {
   report.whole_bytes = m.whole_bytes;
   if (m.hidden) {
     self->stats().set_activity(activity::computing);
-    const auto timer = s.stages.time(stage::forward_backward);
+    const auto stage = s.stages.within("train batch");
     m.hidden->ready.wait();
+    s.stages.mark("wait for the device");
     drafter_input input;
     input.taps = m.hidden->tensors;
     if (m.hidden->has_last) {
@@ -106,6 +108,7 @@ void train_one(self_ptr self) {
     report.sums = std::make_shared<const step_sums>(std::move(sums));
     self->fault("forward");
   }
+  s.stages.report(self->stats(), m.tokens->k);
   s.order->trained();
   give_back(self, m);
   s.reports.push_back(std::move(report));
@@ -121,7 +124,7 @@ void reduce(self_ptr self, const step_part& part) {
   if (parts.empty()) return;
   self->stats().set_activity(activity::computing);
   {
-    const auto timer = s.stages.time(stage::reduce);
+    const auto stage = s.stages.within("reduce");
     std::vector<at::Tensor> gradients;
     s.reduced_weight = 0;
     for (const step_part& p : parts) {
@@ -154,7 +157,7 @@ void update(self_ptr self, const step_go& m) {
   self->stats().set_activity(activity::computing);
   step_committed done;
   {
-    const auto timer = s.stages.time(stage::update);
+    const auto stage = s.stages.within("update");
     self->fault("update");
     const update_report report = s.options.work.update(s.reduced, s.reduced_weight, m.step, m.skip);
     done = {m.step,
@@ -165,6 +168,7 @@ void update(self_ptr self, const step_go& m) {
             report.skipped};
     self->fault("updated");
   }
+  s.stages.report(self->stats(), stage_report::none, m.step, self->identity().index);
   s.reduced = at::Tensor();
   s.weight_sum = 0;
   s.reports.clear();
@@ -199,13 +203,15 @@ void save(self_ptr self, const save_request& m) {
   taken.steps = m.steps;
   const int64_t began = now_ns();
   std::string refused;
-  try {
-    taken.write = std::make_shared<const std::function<void()>>(s.options.work.snapshot(m));
-  } catch (const std::exception& e) {  // no memory for the copy
-    refused = e.what();
+  {
+    const auto stage = s.stages.within("snapshot");
+    try {
+      taken.write = std::make_shared<const std::function<void()>>(s.options.work.snapshot(m));
+    } catch (const std::exception& e) {  // no memory for the copy
+      refused = e.what();
+    }
   }
   taken.copied_ns = now_ns() - began;
-  s.stages.report(stage::snapshot, taken.copied_ns);
   if (taken.write) {
     self->send(s.links->checkpointer, std::move(taken));
     self->send(s.links->coordinator, snapshot_made{m.steps});
@@ -237,7 +243,7 @@ void begin_life(self_ptr self) {
 void start(self_ptr self, const start_run& m) {
   drafter_state& s = self->state;
   const auto before = std::exchange(s.links, m.links);
-  s.stages = stage_sink(m.links->profiler);
+  s.stages.use(m.links->profiler);
   if (!before) begin_life(self);
   if (all_are_there(*m.links)) s.held = false;
   if (!before || before->dispatcher != m.links->dispatcher) {
@@ -270,6 +276,7 @@ drafter_actor spawn_drafter(caf::actor_system& system,
           set_up_lane_thread(fmt::format("drafter-{}", self->identity().index), options.threads);
         drafter_state& s = self->state;
         s.options = options;
+        s.stages = stage_sink(options.profile, self->stats(), options.work.stages);
         s.exchange.emplace(options.drafters, options.life.attempt);
         return {
             [=](const start_run& m) { start(self, m); },

@@ -44,6 +44,7 @@ struct drafter_options {
   std::shared_ptr<slot_pool> slots;  // its mailbox limit
   uint64_t metrics_every = 8;        // batches, by k
   int64_t threads = 1;
+  bool profile = false;
 };
 
 struct drafter_state {

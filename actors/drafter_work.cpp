@@ -15,6 +15,7 @@ drafter_work work_of(std::shared_ptr<drafter_trainer> trainer,
   work.update = [trainer](const at::Tensor& reduced, double weight_sum, uint64_t step, bool skip) {
     return trainer->apply(reduced, weight_sum, step, skip);
   };
+  work.stages = std::shared_ptr<stage_timer>(trainer, &trainer->stages());
   if (write)
     work.snapshot = [trainer,
                      write = std::move(write),

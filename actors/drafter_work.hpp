@@ -35,6 +35,8 @@ struct drafter_work {
   // Goes back to the newest good checkpoint, or to the initial state if there is none; returns its
   // committed steps. Blocks; throws where there is nothing to go back to.
   std::function<uint64_t()> restore;
+  // Of the stages inside these functions; null: none are known.
+  std::shared_ptr<stage_timer> stages;
 };
 
 using checkpoint_writer = std::function<void(const save_request&, const trainer_snapshot&)>;

@@ -22,8 +22,8 @@ void begin(self_ptr self, const evaluate_request& m) {
   evaluator_state& s = self->state;
   self->stats().set_activity(activity::computing);
   s.steps = m.steps;
-  s.began_ns = now_ns();
   self->fault("begins");
+  const auto stage = s.stages.within("evaluate");
   try {
     if (!s.work) s.work = s.options.make();
     s.work->begin(m.steps);
@@ -38,13 +38,17 @@ void go_on(self_ptr self) {
   evaluator_state& s = self->state;
   if (!s.steps) return;
   self->fault("evaluates");
-  const auto result = s.work->go_on();
+  std::optional<evaluation> result;
+  {
+    const auto stage = s.stages.within("evaluate");
+    result = s.work->go_on();
+  }
   self->stats().complete();
   if (!result) {
     self->send(self, next_atom_v);
     return;
   }
-  s.stages.report(stage::evaluate, now_ns() - s.began_ns);
+  s.stages.report(self->stats(), stage_report::none);
   report(self, std::make_shared<const evaluation>(*result), {});
 }
 
@@ -61,10 +65,11 @@ evaluator_actor spawn_evaluator(caf::actor_system& system,
       [how, options = std::move(options)](self_ptr self) -> evaluator_actor::behavior_type {
         if (how == runs_as::detached) set_up_lane_thread("evaluator", options.threads);
         self->state.options = options;
+        self->state.stages = stage_sink(options.profile, self->stats());
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
-              self->state.stages = stage_sink(m.links->profiler);
+              self->state.stages.use(m.links->profiler);
             },
             [=](const evaluate_request& m) { begin(self, m); },
             [=](next_atom) { go_on(self); },

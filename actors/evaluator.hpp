@@ -24,6 +24,7 @@ struct evaluation_work {
 struct evaluator_options {
   std::function<evaluation_work()> make;  // in the evaluator's own thread
   int64_t threads = 1;
+  bool profile = false;
 };
 
 struct evaluator_state {
@@ -33,7 +34,6 @@ struct evaluator_state {
   stage_sink stages;
   std::optional<evaluation_work> work;
   std::optional<uint64_t> steps;  // of the checkpoint at work
-  int64_t began_ns = 0;
 };
 
 evaluator_actor spawn_evaluator(caf::actor_system& system,

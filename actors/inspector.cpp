@@ -1,13 +1,54 @@
 #include "actors/inspector.hpp"
 
+#include <chrono>
 #include <utility>
 
+#include "actors/run_watch.hpp"
+
 namespace dflash {
+
+namespace {
+
+using self_ptr = metered_ptr<inspector_actor, inspector_state>;
+
+constexpr std::chrono::seconds describe_timeout{2};
+
+system_report report_of(self_ptr self) {
+  const inspector_state& s = self->state;
+  system_report report;
+  report.run = s.options.run;
+  report.node = node_name();
+  report.uptime_ns = now_ns() - s.born_ns;
+  report.steps = s.options.steps ? s.options.steps->load() : 0;
+  report.total_steps = s.options.total_steps;
+  report.rows = self->identity().registry->rows();
+  return report;
+}
+
+// The dispatcher is asked past its queue; one that is stuck or dead is shown as such.
+caf::result<std::string> dump(self_ptr self) {
+  const inspector_state& s = self->state;
+  self->stats().complete();
+  const std::string text = s.options.details ? s.options.details() : std::string();
+  if (!s.links || !s.links->dispatcher) return text + "dispatcher: down\n";
+  auto promise = self->make_response_promise<std::string>();
+  self->request<caf::message_priority::high>(
+          s.links->dispatcher, caf::duration{describe_timeout}, describe_atom_v)
+      .then(
+          [promise, text](const std::string& books) mutable {
+            promise.deliver(text + "dispatcher:\n" + books);
+          },
+          [promise, text](const caf::error&) mutable {
+            promise.deliver(text + "dispatcher: no answer, it is stuck or just died\n");
+          });
+  return promise;
+}
+
+}  // namespace
 
 inspector_actor spawn_inspector(caf::actor_system& system,
                                 actor_identity identity,
                                 inspector_options options) {
-  using self_ptr = metered_ptr<inspector_actor, inspector_state>;
   return spawn_metered<inspector_actor, inspector_state>(
       system,
       runs_as::scheduled,
@@ -15,17 +56,12 @@ inspector_actor spawn_inspector(caf::actor_system& system,
       [options = std::move(options)](self_ptr self) -> inspector_actor::behavior_type {
         self->state.options = options;
         return {
+            [=](const start_run& m) { self->state.links = m.links; },
             [=](inspect_atom) {
-              const inspector_state& s = self->state;
               self->stats().complete();
-              system_report report;
-              report.run = s.options.run;
-              report.uptime_ns = now_ns() - s.born_ns;
-              report.steps = s.options.steps ? s.options.steps->load() : 0;
-              report.total_steps = s.options.total_steps;
-              report.rows = self->identity().registry->rows();
-              return report;
+              return report_of(self);
             },
+            [=](dump_atom) { return dump(self); },
         };
       });
 }

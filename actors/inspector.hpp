@@ -14,11 +14,13 @@ struct inspector_options {
   std::string run;  // its folder
   uint64_t total_steps = 0;
   std::shared_ptr<const std::atomic<uint64_t>> steps;  // committed so far
+  std::function<std::string()> details = {};           // for the dump; must not block
 };
 
 struct inspector_state {
   static inline const char* name = "inspector";
   inspector_options options;
+  std::shared_ptr<const pipeline_links> links;
   int64_t born_ns = now_ns();
 };
 

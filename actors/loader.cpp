@@ -29,15 +29,19 @@ void make_one(self_ptr self) {
   const auto k = s.take();
   if (!k) return;
   self->stats().set_activity(activity::computing);
+  self->stats().hold(*k);
   batch_ready m;
   {
-    const auto timer = s.stages.time(stage::load_batch);
+    const auto stage = s.stages.within("load batch");
     m.tokens = std::make_shared<const batch>(s.options.source->make(*k));
     m.kept = s.options.read || (s.options.store && s.options.store->has(m.tokens->row));
   }
+  s.stages.report(self->stats(), *k);
   self->fault("made");
   self->stats().complete();
   self->send(s.links->dispatcher, std::move(m));
+  self->stats().let_go(*k);
+  self->stats().set_credits(s.credit);
   self->stats().set_activity(activity::idle);
   go_on(self);
 }
@@ -64,13 +68,18 @@ void read_kept(self_ptr self, const capture_job& job) {
   loader_state& s = self->state;
   s.asking = false;
   self->stats().set_activity(activity::computing);
-  const int64_t began = now_ns();
+  self->stats().hold(job.tokens->k);
   auto lease = s.options.slots->try_acquire();
   DFLASH_CHECK(lease.has_value(), "the reader was given a job without a free slot");
   std::vector<at::Tensor> tensors = empty_hidden(s.options.shape);
   self->fault("reads");
-  if (read_states(s.options, *job.tokens, tensors)) {
-    s.stages.report(stage::read_kept, now_ns() - began);
+  bool found = false;
+  {
+    const auto stage = s.stages.within("read kept states");
+    found = read_states(s.options, *job.tokens, tensors);
+  }
+  s.stages.report(self->stats(), job.tokens->k);
+  if (found) {
     captured m;
     m.job = job;
     m.hidden = make_tensor_handle(std::move(tensors), s.options.shape.last, std::move(*lease));
@@ -79,6 +88,7 @@ void read_kept(self_ptr self, const capture_job& job) {
     lease->release();
     self->send(s.links->dispatcher, kept_missing{job});
   }
+  self->stats().let_go(job.tokens->k);
   self->stats().set_activity(activity::idle);
   ask(self);
 }
@@ -107,11 +117,12 @@ loader_actor spawn_loader(caf::actor_system& system,
       [how, options = std::move(options)](self_ptr self) -> loader_actor::behavior_type {
         if (how == runs_as::detached) set_up_lane_thread("loader", 1);
         self->state.options = options;
+        self->state.stages = stage_sink(options.profile, self->stats());
         self->state.next_k = options.first_k;
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
-              self->state.stages = stage_sink(m.links->profiler);
+              self->state.stages.use(m.links->profiler);
               ask(self);
               go_on(self);
             },
@@ -119,6 +130,7 @@ loader_actor spawn_loader(caf::actor_system& system,
               loader_state& s = self->state;
               if (s.credit == 0) s.next_k = m.first_k;
               s.credit += m.batches;
+              self->stats().set_credits(s.credit);
               go_on(self);
             },
             [=](const load_again& m) {

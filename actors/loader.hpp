@@ -27,6 +27,7 @@ struct loader_options {
   hidden_shape shape;                   // of kept or captured states
   uint32_t lane = 0;                    // its number as reader: N
   std::shared_ptr<slot_pool> slots;     // of what it has read; null if it reads nothing
+  bool profile = false;
 };
 
 struct loader_state {

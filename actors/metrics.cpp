@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace dflash {
@@ -13,12 +14,12 @@ using self_ptr = metered_ptr<metrics_actor, metrics_state>;
 
 constexpr int64_t least_window_ns = 500'000'000;
 
-bool starts_with(const std::string& text, const char* prefix) {
-  return text.rfind(prefix, 0) == 0;
-}
-
 double seconds(int64_t ns) {
   return static_cast<double>(ns) * 1e-9;
+}
+
+double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 void write_line(metrics_state& s, const json_object& line) {
@@ -41,12 +42,19 @@ void write_line(metrics_state& s, const json_object& line) {
 json_object time_record(const metrics_state& s,
                         const run_totals& t,
                         const step_total& total,
+                        uint64_t captured,
                         double step_s,
                         const wait_shares& waits) {
   json_object time;
   time.add("seconds", t.seconds);
   time.add("tokens_per_s", static_cast<double>(total.tokens) / step_s);
+  time.add("anchors_per_s", static_cast<double>(total.all.blocks) / step_s);
   time.add("targets_wait", waits.targets_wait).add("drafters_wait", waits.drafters_wait);
+  json_object targets, drafters, causes;
+  targets.add("job", waits.target_job).add("slot", waits.target_slot);
+  drafters.add("batch", waits.drafter_batch).add("peers", waits.drafter_peers);
+  drafters.add("commit", waits.drafter_go);
+  time.add("waits", causes.add("targets", targets).add("drafters", drafters));
   // Batches a second, had the lanes never waited.
   if (waits.target_busy_s > 0)
     time.add(
@@ -56,11 +64,18 @@ json_object time_record(const metrics_state& s,
     time.add("drafter_capacity",
              static_cast<double>(t.batches) * s.options.drafters / waits.drafter_busy_s);
   time.add("bytes_in_flight", waits.bytes_in_flight);
-  time.add("moved_bytes", t.moved_bytes);
+  time.add("moved_bytes", t.moved_bytes).add("saved_bytes", t.whole_bytes - t.moved_bytes);
   time.add("kept_batches", t.from_disk);
   if (waits.restarts > 0) time.add("restarts", waits.restarts);
   if (t.saves.failed > 0) time.add("failed_saves", t.saves.failed);
   if (t.saves.waited > 0) time.add("waited_saves", t.saves.waited);
+  if (s.options.drafter_flops > 0) {
+    const double flops =
+        s.options.target_flops * static_cast<double>(captured) +
+        s.options.drafter_flops * static_cast<double>(total.batches - total.dropped);
+    time.add("flops_per_s", flops / step_s);
+    if (s.options.peak_flops > 0) time.add("mfu", flops / step_s / s.options.peak_flops);
+  }
   return time;
 }
 
@@ -79,8 +94,13 @@ double seconds_left(const metrics_state& s,
          std::min(pace, drafting) * static_cast<double>(total - capture_end);
 }
 
-void show(metrics_state& s, const wait_shares& waits) {
-  if (!s.line) return;
+// To all sinks: what metrics.jsonl has, and a line for people.
+void offer(metrics_state& s,
+           const step_done& m,
+           const step_total& total,
+           const json_object& line,
+           const wait_shares& waits) {
+  if (s.options.sinks.empty()) return;
   const run_totals& t = *s.options.totals;
   train_progress p;
   p.step = s.options.first_step + t.steps;
@@ -89,6 +109,8 @@ void show(metrics_state& s, const wait_shares& waits) {
   if (t.accept_len > 0) p.accept_len = t.accept_len;
   p.tau = t.tau;
   p.held_out_loss = t.held_out_loss;
+  if (total.measured.supervised > 0) s.accuracy = accuracy(total.measured);
+  p.accuracy = s.accuracy;
   p.tokens_per_second = t.tokens_smooth / t.seconds_smooth;
   p.drafters_wait = waits.drafters_wait;
   p.targets_wait = waits.targets_wait;
@@ -97,9 +119,12 @@ void show(metrics_state& s, const wait_shares& waits) {
   p.time_left =
       std::chrono::nanoseconds(static_cast<int64_t>(1e9 * seconds_left(s, t, waits, p.step)));
   p.skipped_steps = t.skipped_steps;
+  p.dropped_batches = t.dropped;
   p.restarts = waits.restarts;
   p.failed_saves = t.saves.failed;
-  s.line->show(progress_text(p));
+  const auto shared = std::make_shared<const metrics_line>(
+      metrics_line{m.step + 1, unix_seconds(), line.text(), progress_text(p)});
+  for (const auto& sink : s.options.sinks) sink->offer(shared);
 }
 
 uint64_t steps_written(const metrics_state& s) {
@@ -144,11 +169,12 @@ void write_step(self_ptr self, const step_done& m) {
   t.last_ns = now;
   const wait_shares& waits = s.waits->look();
   json_object line = step_record(m, total, s.options.terms);
-  line.add("time", time_record(s, t, total, step_s, waits));
+  const uint64_t captured = t.captured - s.options.totals->captured;
+  line.add("time", time_record(s, t, total, captured, step_s, waits));
   write_line(s, line);
   self->fault("written");
   *s.options.totals = t;
-  show(s, waits);
+  offer(s, m, total, line, waits);
   s.options.steps->store(m.step + 1);
   self->stats().complete();
   self->send(s.links->coordinator, step_noted{m.step});
@@ -214,33 +240,46 @@ const wait_shares& wait_meter::look() {
   const int64_t now = now_ns();
   if (now - last_ns_ < least_window_ns) return shares_;
   wait_shares shares;
-  int64_t targets_ns = 0, drafters_ns = 0, targets = 0, drafters = 0;
+  times target_ns{}, drafter_ns{};
+  int64_t drafters = 0;
+  const auto book = [](times& all, const mailbox_stats& stats) {
+    for (size_t a = 0; a < all.size(); ++a) all[a] += stats.spent_ns(static_cast<activity>(a));
+  };
   for (const auto& stats : registry_->all()) {
-    if (starts_with(stats->name, "target_forward")) {
-      targets += stats->is_retired() ? 0 : 1;
-      targets_ns += stats->spent_ns(activity::wants_job) + stats->spent_ns(activity::wants_slot);
-      shares.target_busy_s += seconds(stats->spent_ns(activity::computing));
-    } else if (starts_with(stats->name, "drafter_train")) {
+    if (stats->name.starts_with("target_forward")) {
+      shares.targets += stats->is_retired() ? 0 : 1;
+      book(target_ns, *stats);
+    } else if (stats->name.starts_with("drafter_train")) {
       ++drafters;
-      drafters_ns += stats->spent_ns(activity::wants_batch);
-      shares.drafter_busy_s += seconds(stats->spent_ns(activity::computing));
+      book(drafter_ns, *stats);
     }
     if (stats->limit_bytes > 0) shares.bytes_in_flight += stats->bytes();
     shares.restarts += stats->restarts;
   }
-  shares.targets = targets;
+  const auto at = [](activity what) { return static_cast<size_t>(what); };
+  shares.target_busy_s = seconds(target_ns[at(activity::computing)]);
+  shares.drafter_busy_s = seconds(drafter_ns[at(activity::computing)]);
   const double passed = std::max<double>(1, static_cast<double>(now - last_ns_));
-  if (targets > 0)
-    shares.targets_wait = std::min(
-        1.0,
-        static_cast<double>(targets_ns - targets_ns_) / (passed * static_cast<double>(targets)));
-  if (drafters > 0)
-    shares.drafters_wait = std::min(
-        1.0,
-        static_cast<double>(drafters_ns - drafters_ns_) / (passed * static_cast<double>(drafters)));
+  const auto share = [&](const times& all, const times& before, int64_t lanes, activity what) {
+    if (lanes == 0) return 0.0;
+    const auto spent = static_cast<double>(all[at(what)] - before[at(what)]);
+    return std::clamp(spent / (passed * static_cast<double>(lanes)), 0.0, 1.0);
+  };
+  const auto of_targets = [&](activity what) {
+    return share(target_ns, target_ns_, shares.targets, what);
+  };
+  const auto of_drafters = [&](activity what) {
+    return share(drafter_ns, drafter_ns_, drafters, what);
+  };
+  shares.target_job = of_targets(activity::wants_job);
+  shares.target_slot = of_targets(activity::wants_slot);
+  shares.targets_wait = std::min(1.0, shares.target_job + shares.target_slot);
+  shares.drafter_batch = shares.drafters_wait = of_drafters(activity::wants_batch);
+  shares.drafter_peers = of_drafters(activity::wants_peers);
+  shares.drafter_go = of_drafters(activity::wants_go);
   last_ns_ = now;
-  targets_ns_ = targets_ns;
-  drafters_ns_ = drafters_ns;
+  target_ns_ = target_ns;
+  drafter_ns_ = drafter_ns;
   shares_ = shares;
   return shares_;
 }
@@ -256,7 +295,6 @@ metrics_actor spawn_metrics(caf::actor_system& system,
         metrics_state& state = self->state;
         state.options = options;
         state.waits.emplace(self->identity().registry);
-        if (options.progress) state.line.emplace();
         return {
             [=](const start_run& m) { start(self, m); },
             [=](const step_done& m) { on_step(self, m); },

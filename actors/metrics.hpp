@@ -1,7 +1,9 @@
-// Sums of steps, the progress line, metrics.jsonl. Scheduled; reads waits and bytes from the
-// mailboxes' counters; a sink that fails is reported once and never stops training.
+// Sums of steps, metrics.jsonl, lines for all other sinks. Scheduled; reads waits and bytes from
+// the mailboxes' counters. Other sinks have threads of their own: a slow or broken one slows
+// nothing.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
@@ -10,6 +12,7 @@
 #include <optional>
 
 #include "actors/runtime/metered.hpp"
+#include "actors/runtime/sink_thread.hpp"
 #include "actors/step_record.hpp"
 #include "observe/progress.hpp"
 
@@ -43,6 +46,9 @@ struct run_totals {
 struct wait_shares {
   double targets_wait = 0;   // for jobs or slots, of the time of all targets
   double drafters_wait = 0;  // for batches, of the time of all drafters
+  // Each cause by itself, likewise.
+  double target_job = 0, target_slot = 0;
+  double drafter_batch = 0, drafter_peers = 0, drafter_go = 0;
   double target_busy_s = 0;  // since the start of the run
   double drafter_busy_s = 0;
   int64_t targets = 0;  // not retired
@@ -58,8 +64,11 @@ public:
   const wait_shares& look();
 
 private:
+  using times = std::array<int64_t, static_cast<size_t>(activity::count)>;  // [activity]
+
   std::shared_ptr<mailbox_registry> registry_;
-  int64_t last_ns_, targets_ns_ = 0, drafters_ns_ = 0;
+  int64_t last_ns_;
+  times target_ns_{}, drafter_ns_{};  // of all lanes, at the last look
   wait_shares shares_;
 };
 
@@ -72,7 +81,10 @@ struct metrics_options {
       0;  // the first epoch's, where later ones read kept hidden states; else 0
   uint32_t drafters = 1;
   loss_terms terms;
-  bool progress = true;
+  std::vector<std::shared_ptr<sink_thread>> sinks;
+  // Operations of a batch in a target and in a drafter, and of all lanes a second at best; 0: not
+  // known.
+  double target_flops = 0, drafter_flops = 0, peak_flops = 0;
   std::shared_ptr<std::atomic<uint64_t>> steps;  // committed, for the inspector
   std::shared_ptr<run_totals> totals;
 };
@@ -83,9 +95,9 @@ struct metrics_state {
   std::shared_ptr<const pipeline_links> links;
   std::multimap<uint64_t, caf::typed_response_promise<uint64_t>> flushes;  // by step
   std::optional<jsonl_writer> writer;
-  std::optional<progress_line> line;
   std::optional<wait_meter> waits;
   bool sink_failed = false;
+  std::optional<double> accuracy;  // when it was last measured
 };
 
 metrics_actor spawn_metrics(caf::actor_system& system,

@@ -1,11 +1,14 @@
 #include "actors/pipeline.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 #include <caf/io/all.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -25,7 +28,21 @@ namespace {
 
 constexpr int64_t fair_turn = 50;  // messages of one actor before the next one's turn
 constexpr std::chrono::milliseconds heartbeat{500};
+constexpr caf::atom_value inspector_name = caf::atom("inspector");
 constexpr std::chrono::seconds connection_timeout{4};
+
+metrics_sink console_sink() {
+  const auto line = std::make_shared<progress_line>();
+  return {"the console",
+          [line](const metrics_line& m) { line->show(m.progress); },
+          [line] { line->finish(); }};
+}
+
+std::vector<sink_view> views_of(const std::vector<std::shared_ptr<sink_thread>>& sinks) {
+  std::vector<sink_view> views;
+  for (const auto& sink : sinks) views.push_back(sink->view());
+  return views;
+}
 
 // The actors in the order of their dependencies, and what they are connected by.
 class builder {
@@ -36,12 +53,43 @@ public:
         registry_(std::make_shared<mailbox_registry>()),
         faults_(parts.faults),
         steps_(std::make_shared<std::atomic<uint64_t>>(parts.first_step)),
-        totals_(std::make_shared<run_totals>()) {}
+        totals_(std::make_shared<run_totals>()),
+        record_(std::make_shared<stage_record>(
+            parts.trace, *parts.plan, std::max(1U, parts.limits.drafters))) {
+    if (parts.progress) sinks_.push_back(std::make_shared<sink_thread>(console_sink()));
+    for (const metrics_sink& sink : parts.sinks)
+      sinks_.push_back(std::make_shared<sink_thread>(sink));
+    if (!parts.watch) return;
+    parts.watch->observe(registry_, [sinks = sinks_] { return views_of(sinks); });
+    // Not the watch's own: it would hold itself.
+    sinks_.push_back(std::make_shared<sink_thread>(
+        metrics_sink{"the page", [watch = std::weak_ptr(parts.watch)](const metrics_line& line) {
+                       if (const auto w = watch.lock()) w->note(line);
+                     }}));
+  }
+
+  // The profiler is gone: what it recorded, with the trace on disk.
+  actor_profile take_stages() {
+    try {
+      record_->write_trace(true);
+    } catch (const std::exception& e) {
+      spdlog::error("the trace cannot be written: {}", e.what());
+    }
+    if (record_->lacks_trace())
+      spdlog::warn("no trace: none of the steps of profile.trace was trained here");
+    return record_->whole();
+  }
+
+  // Waits for what the sinks still have to write.
+  std::vector<sink_view> close_sinks() {
+    for (const auto& sink : sinks_) sink->close();
+    return views_of(sinks_);
+  }
 
   std::shared_ptr<const pipeline_links> build(const caf::actor& observer) {
     auto links = std::make_shared<pipeline_links>();
     if (parts_.publish) links->inspector = inspector();
-    if (parts_.profile_interval > 0) links->profiler = profiler();
+    if (profiles()) links->profiler = profiler();
     links->coordinator = coordinator(observer);
     links->metrics = metrics();
     links->checkpointer = checkpointer();
@@ -62,6 +110,7 @@ public:
   uint64_t steps() const { return steps_->load(); }
 
 private:
+  bool profiles() const { return parts_.profile || parts_.profile_interval > 0 || parts_.trace; }
   const pipeline_limits& limits() const { return parts_.limits; }
   actor_identity named(std::string name, uint32_t index = 0, uint64_t limit_bytes = 0) const {
     return identify(registry_, std::move(name), index, limit_bytes, faults_);
@@ -103,19 +152,24 @@ private:
   }
 
   inspector_actor inspector() {
-    auto actor = spawn_inspector(
-        system_, named("inspector"), {parts_.run, parts_.plan->total_steps(), steps_});
+    auto actor = spawn_inspector(system_,
+                                 named("inspector"),
+                                 {parts_.run, parts_.plan->total_steps(), steps_, parts_.details});
     try {
       parts_.publish(actor);
     } catch (...) {
       caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
       throw;
     }
+    // For look-ups by name, from other nodes too.
+    system_.registry().put(inspector_name, caf::actor_cast<caf::strong_actor_ptr>(actor));
     return actor;
   }
 
   profiler_actor profiler() {
-    return spawn_profiler(system_, named("profiler"), {parts_.profile_interval});
+    const profiler_options o{parts_.profile_interval, stderr, record_};
+    return spawn_profiler(
+        system_, parts_.trace ? runs_as::detached : runs_as::scheduled, named("profiler"), o);
   }
 
   std::shared_ptr<slot_pool> capture_slots() const {
@@ -158,12 +212,15 @@ private:
   }
 
   checkpointer_actor checkpointer() {
-    return spawn_checkpointer(system_, runs_as::detached, named("checkpointer"), {parts_.record});
+    return spawn_checkpointer(
+        system_, runs_as::detached, named("checkpointer"), {parts_.record, profiles()});
   }
 
   evaluator_actor evaluator() {
-    return spawn_evaluator(
-        system_, runs_as::detached, named("evaluator"), {parts_.evaluate, parts_.eval_threads});
+    return spawn_evaluator(system_,
+                           runs_as::detached,
+                           named("evaluator"),
+                           {parts_.evaluate, parts_.eval_threads, profiles()});
   }
 
   metrics_actor metrics() {
@@ -175,7 +232,10 @@ private:
     if (parts_.store) o.capture_steps = parts_.plan->steps_per_epoch();
     o.drafters = limits().drafters;
     o.terms = parts_.terms;
-    o.progress = parts_.progress;
+    o.sinks = sinks_;
+    o.target_flops = parts_.target_flops;
+    o.drafter_flops = parts_.drafter_flops;
+    o.peak_flops = parts_.peak_flops;
     o.steps = steps_;
     o.totals = totals_;
     return spawn_metrics(system_, named("metrics"), std::move(o));
@@ -190,6 +250,7 @@ private:
     o.read = parts_.read_hidden;
     o.shape = parts_.shape;
     o.lane = limits().targets;
+    o.profile = profiles();
     if (limits().readers > 0) o.slots = capture_slots();
     return spawn_loader(system_, runs_as::detached, named("loader"), std::move(o));
   }
@@ -212,6 +273,8 @@ private:
     o.shape = parts_.shape;
     o.slots = capture_slots();
     o.threads = parts_.target_threads;
+    o.profile = profiles();
+    if (i < parts_.target_stages.size()) o.inner = parts_.target_stages[i];
     return spawn_target(
         system_, runs_as::detached, named(fmt::format("target_forward {}", i), i), std::move(o));
   }
@@ -225,6 +288,7 @@ private:
     o.slots = slot_pool::make(limits().drafter_batches, limits().batch_bytes);
     o.metrics_every = parts_.metrics_every;
     o.threads = parts_.drafter_threads;
+    o.profile = profiles();
     return spawn_drafter(system_,
                          runs_as::detached,
                          named(fmt::format("drafter_train {}", i), i, limits().drafter_bytes()),
@@ -241,6 +305,7 @@ private:
     o.window = parts_.window;
     o.block_size = parts_.block_size;
     o.finite = parts_.finite;
+    o.profile = profiles();
     return spawn_postprocess(
         system_,
         runs_as::detached,
@@ -254,6 +319,8 @@ private:
   fault_points faults_;
   std::shared_ptr<std::atomic<uint64_t>> steps_;
   std::shared_ptr<run_totals> totals_;
+  std::shared_ptr<stage_record> record_;
+  std::vector<std::shared_ptr<sink_thread>> sinks_;
 };
 
 // The coordinator died before it could tell anybody: everyone else goes too.
@@ -265,7 +332,8 @@ void kill_all(const pipeline_links& links) {
 
 }  // namespace
 
-pipeline_system_config::pipeline_system_config(bool with_network) {
+pipeline_system_config::pipeline_system_config(bool with_network,
+                                               const std::vector<std::string>& caf_options) {
   const auto cores = std::max(1U, std::thread::hardware_concurrency());
   set("scheduler.policy", caf::atom("sharing"));
   set("scheduler.max-threads", static_cast<int64_t>(cores));
@@ -276,6 +344,20 @@ pipeline_system_config::pipeline_system_config(bool with_network) {
     set("middleman.connection-timeout", caf::timespan{connection_timeout});
     load<caf::io::middleman>();
   }
+  if (caf_options.empty()) return;
+  std::vector<std::string> arguments;
+  for (const std::string& option : caf_options)  // its switches take no value
+    arguments.push_back("--" +
+                        (option.ends_with("=true") ? option.substr(0, option.size() - 5) : option));
+  std::istringstream no_file;
+  if (const auto problem = parse(arguments, no_file))
+    throw error("CAF refuses a setting: " + caf::to_string(problem),
+                "--caf." + fmt::format("{}", fmt::join(caf_options, " --caf.")),
+                "its manual lists them: groups scheduler, middleman, work-stealing, stream");
+  if (!remainder.empty() || cli_helptext_printed)
+    throw error("CAF does not know the setting",
+                "--caf." + (remainder.empty() ? caf_options.front() : remainder.front()),
+                "its manual lists them: groups scheduler, middleman, work-stealing, stream");
 }
 
 pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts) {
@@ -314,6 +396,9 @@ pipeline_result run_pipeline(caf::actor_system& system, pipeline_parts parts) {
                   result.outcome.saved_step = parts.saved_step;
                   result.outcome.reason = "coordinator: " + b.registry().failure("coordinator");
                 });
+  system.registry().erase(inspector_name);
+  result.sinks = b.close_sinks();
+  if (result.outcome.stuck.empty()) result.stages = b.take_stages();
   result.totals = b.totals();
   result.mailboxes = b.registry().rows();
   return result;

@@ -17,9 +17,11 @@
 #include "actors/metrics.hpp"
 #include "actors/postprocess.hpp"
 #include "actors/restart_policy.hpp"
+#include "actors/run_watch.hpp"
 #include "actors/runtime/fault_points.hpp"
 #include "actors/runtime/limits.hpp"
 #include "actors/save_book.hpp"
+#include "actors/stage_record.hpp"
 #include "actors/target_forward.hpp"
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
@@ -69,10 +71,17 @@ struct pipeline_parts {
   std::filesystem::path metrics_file;
   uint64_t noted_evaluation = 0;  // step of the last one that is in that file
   uint64_t metrics_every = 8;
-  uint64_t profile_interval = 0;
-  loss_terms terms;  // which ones are reported
-  bool progress = true;
-  std::string run;  // name for the inspector
+  uint64_t profile_interval = 0;       // steps; 0: no tables
+  bool profile = false;                // without tables too: for what the result says
+  std::optional<trace_options> trace;  // unset: none
+  std::vector<std::shared_ptr<stage_timer>> target_stages;  // [N] of what is inside of `targets`
+  loss_terms terms;                                         // which ones are reported
+  bool progress = true;                                     // a line on stderr
+  std::vector<metrics_sink> sinks;
+  double target_flops = 0, drafter_flops = 0, peak_flops = 0;  // as in metrics_options
+  std::shared_ptr<run_watch> watch;                            // null: nobody looks
+  std::string run;                                             // name for the inspector
+  std::function<std::string()> details;  // for its dump: what the run is; any thread
   // Publishes the inspector: before anything starts, and again in each of its later lives. Empty:
   // no inspector.
   std::function<void(const inspector_actor&)> publish;
@@ -90,13 +99,18 @@ struct pipeline_result {
   run_outcome outcome;
   run_totals totals;
   std::vector<mailbox_report> mailboxes;  // at the end, peaks included
+  std::vector<sink_view> sinks;
+  actor_profile stages;  // of the whole run; empty: it was off
 };
 
 /// Configuration of an actor system as the pipeline needs it: shared work queue, as many workers as
 /// cores, fair turns, message types registered. `with_network`: load the middleman.
 class pipeline_system_config : public caf::actor_system_config {
 public:
-  explicit pipeline_system_config(bool with_network);
+  /// caf_options: settings of CAF's own over these, "scheduler.max-threads=4". Throws error where
+  /// CAF refuses them.
+  explicit pipeline_system_config(bool with_network,
+                                  const std::vector<std::string>& caf_options = {});
 };
 
 /// Blocks until all actors have ended, or have been given up (outcome.stuck). Throws what `publish`

@@ -46,9 +46,9 @@ void return_slot(self_ptr self, const captured& m) {
 
 void keep(postprocess_state& s, const captured& m) {
   if (!s.options.store || m.job.kept || s.options.store->has(m.job.tokens->row)) return;
-  const auto timer = s.stages.time(stage::keep);
   const auto parts = bytes_of(m.hidden->tensors);
   s.options.store->put(m.job.tokens->row, parts);
+  s.stages.mark("keep");
 }
 
 // Handle of the same tensors in a slot of the drafter; the capture slot is free afterwards.
@@ -60,6 +60,7 @@ tensor_handle move_to_drafter(postprocess_state& s, const captured& m) {
       at::Tensor& t = tensors[static_cast<size_t>(tap)];
       t = t.to(s.options.drafter_dtype);
     }
+  s.stages.mark("cast");
   auto lease = m.job.room->try_acquire();
   DFLASH_CHECK(lease.has_value(), "no slot at a drafter that granted room", m.job.drafter);
   return make_tensor_handle(std::move(tensors), s.options.shape.last, std::move(*lease));
@@ -72,13 +73,14 @@ bool nobody_wants(const postprocess_state& s, const capture_job& job) {
 
 void process(self_ptr self, const captured& m) {
   postprocess_state& s = self->state;
-  self->stats().set_activity(activity::computing);
-  const int64_t began = now_ns();
   // The slot is free before this handler ends, so the bytes must leave the count before that.
   self->adopt_bytes();
   const uint64_t bytes = m.hidden.bytes();
   m.hidden->ready.wait();
-  if (!s.options.finite(m.hidden->tensors)) {
+  s.stages.mark("wait for the device");
+  const bool finite = s.options.finite(m.hidden->tensors);
+  s.stages.mark("check");
+  if (!finite) {
     self->stats().release(bytes);
     m.hidden.release();
     return_slot(self, m);
@@ -102,18 +104,29 @@ void process(self_ptr self, const captured& m) {
     self->stats().release(bytes);
     out.hidden = move_to_drafter(s, m);
     return_slot(self, m);
+    s.stages.mark("copy to the drafter's slot");
     if (s.options.noise > 0) {
       std::vector<at::Tensor> taps(out.hidden->tensors.begin(),
                                    out.hidden->tensors.begin() + s.options.shape.taps);
       add_noise(taps, s.options.noise, s.options.seed, out.tokens->k);
+      s.stages.mark("noise");
     }
     self->fault("moved");
     // From here on nothing throws: what the dispatcher takes for delivered reaches the drafter.
     self->stats().complete();
     self->send(s.links->dispatcher, delivered{m.job.tokens->k, m.job.epoch});
     self->send(s.links->drafters.at(m.job.drafter), std::move(out));
-    s.stages.report(stage::postprocess, now_ns() - began);
   }
+}
+
+void on_captured(self_ptr self, const captured& m) {
+  self->stats().set_activity(activity::computing);
+  {
+    const auto stage = self->state.stages.within("postprocess");
+    process(self, m);
+  }
+  self->state.stages.report(self->stats(), m.job.tokens->k);
+  self->stats().let_go(m.job.tokens->k);
   self->stats().set_activity(activity::wants_capture);
 }
 
@@ -160,13 +173,14 @@ postprocess_actor spawn_postprocess(caf::actor_system& system,
         if (how == runs_as::detached)
           set_up_lane_thread(fmt::format("post-{}", self->identity().index), 1);
         self->state.options = options;
+        self->state.stages = stage_sink(options.profile, self->stats());
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
-              self->state.stages = stage_sink(m.links->profiler);
+              self->state.stages.use(m.links->profiler);
               self->stats().set_activity(activity::wants_capture);
             },
-            [=](const captured& m) { process(self, m); },
+            [=](const captured& m) { on_captured(self, m); },
             [=](const refused_batch& m) { self->send(self->state.links->dispatcher, m); },
         };
       });

@@ -28,6 +28,7 @@ struct postprocess_options {
   int64_t block_size = 0;
   // All values finite? all_finite, but for simulated lanes.
   std::function<bool(const std::vector<at::Tensor>&)> finite;
+  bool profile = false;
 };
 
 struct postprocess_state {

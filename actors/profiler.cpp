@@ -1,35 +1,55 @@
 #include "actors/profiler.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
-#include <chrono>
 #include <utility>
+
+#include "actors/runtime/lane_thread.hpp"
 
 namespace dflash {
 
+namespace {
+
+using self_ptr = metered_ptr<profiler_actor, profiler_state>;
+
+void on_report(self_ptr self, const stage_report& m) {
+  profiler_state& s = self->state;
+  s.options.record->add(m, *self->identity().registry);
+  if (m.step == stage_report::none || s.failed) return;
+  try {
+    s.options.record->write_trace(false);
+  } catch (const std::exception& e) {
+    s.failed = true;
+    spdlog::error("the trace cannot be written, training goes on: {}", e.what());
+  }
+}
+
+void on_step(self_ptr self, const step_done& m) {
+  const profiler_options& o = self->state.options;
+  self->stats().complete();
+  if (o.interval == 0 || (m.step + 1) % o.interval != 0) return;
+  fmt::print(o.stream, "\nstages, step {}:\n{}\n", m.step + 1, o.record->recent().table());
+  std::fflush(o.stream);
+  o.record->recent().clear();
+}
+
+}  // namespace
+
 profiler_actor spawn_profiler(caf::actor_system& system,
+                              runs_as how,
                               actor_identity identity,
                               profiler_options options) {
-  using self_ptr = metered_ptr<profiler_actor, profiler_state>;
   return spawn_metered<profiler_actor, profiler_state>(
       system,
-      runs_as::scheduled,
+      how,
       std::move(identity),
-      [options](self_ptr self) -> profiler_actor::behavior_type {
+      [how, options](self_ptr self) -> profiler_actor::behavior_type {
+        if (how == runs_as::detached) set_up_lane_thread("profiler", 1);
         self->state.options = options;
         return {
-            [=](const stage_time& m) {
-              self->state.profile.add(stage_name(m.which), std::chrono::nanoseconds(m.ns));
-            },
-            [=](const step_done& m) {
-              profiler_state& s = self->state;
-              self->stats().complete();
-              if ((m.step + 1) % s.options.interval != 0) return;
-              fmt::print(
-                  s.options.stream, "\nstages, step {}:\n{}\n", m.step + 1, s.profile.table());
-              std::fflush(s.options.stream);
-              s.profile.clear();
-            },
+            [=](const stage_report& m) { on_report(self, m); },
+            [=](const step_done& m) { on_step(self, m); },
         };
       });
 }

@@ -16,6 +16,8 @@ using self_ptr = metered_ptr<target_actor, target_state>;
 
 void ask(self_ptr self) {
   target_state& s = self->state;
+  self->stats().set_credits(
+      static_cast<int64_t>(s.options.slots->slots() - s.options.slots->in_use()));
   if (s.asking) return;
   if (s.options.slots->in_use() >= s.options.slots->slots()) {
     self->stats().set_activity(activity::wants_slot);
@@ -30,21 +32,26 @@ void capture(self_ptr self, const capture_job& job) {
   target_state& s = self->state;
   s.asking = false;
   self->stats().set_activity(activity::computing);
+  self->stats().hold(job.tokens->k);
   auto lease = s.options.slots->try_acquire();
   DFLASH_CHECK(lease.has_value(), "a target was given a job without a free slot");
   const int64_t began = now_ns();
   captured m;
   m.job = job;
-  m.hidden =
-      make_tensor_handle(s.options.capture(*job.tokens), s.options.shape.last, std::move(*lease));
+  {
+    const auto stage = s.stages.within("target forward");
+    m.hidden =
+        make_tensor_handle(s.options.capture(*job.tokens), s.options.shape.last, std::move(*lease));
+  }
   m.capture_ns = now_ns() - began;
   self->fault("captured");
   DFLASH_CHECK(m.hidden.bytes() == s.options.shape.bytes(),
                "hidden states of another size than the limits count",
                m.hidden.bytes(),
                s.options.shape.bytes());
-  s.stages.report(stage::capture, m.capture_ns);
+  s.stages.report(self->stats(), job.tokens->k);
   self->send(s.links->postprocess.at(self->identity().index), std::move(m));
+  self->stats().let_go(job.tokens->k);
   ask(self);
 }
 
@@ -62,10 +69,11 @@ target_actor spawn_target(caf::actor_system& system,
         if (how == runs_as::detached)
           set_up_lane_thread(fmt::format("target-{}", self->identity().index), options.threads);
         self->state.options = options;
+        self->state.stages = stage_sink(options.profile, self->stats(), options.inner);
         return {
             [=](const start_run& m) {
               self->state.links = m.links;
-              self->state.stages = stage_sink(m.links->profiler);
+              self->state.stages.use(m.links->profiler);
               ask(self);
             },
             [=](const capture_job& m) { capture(self, m); },

@@ -25,6 +25,8 @@ struct target_options {
   hidden_shape shape;
   std::shared_ptr<slot_pool> slots;
   int64_t threads = 1;
+  bool profile = false;
+  std::shared_ptr<stage_timer> inner;  // of the stages inside capture; null: none are known
 };
 
 struct target_state {

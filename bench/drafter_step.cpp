@@ -39,6 +39,7 @@ int run(const arguments& given) {
   loss_section loss;  // ce, gamma 7
   drafter_trainer trainer(
       config, loss, optim, start, std::move(frozen), compute_dtype::bf16, rows.size());
+  trainer.stages().turn_on();
   start = {};  // the masters have taken its place
   std::vector<double> forward_backward, update, step;
   std::map<std::string, double> stages;
@@ -53,7 +54,7 @@ int run(const arguments& given) {
       throw error("step skipped: the numbers are not finite", given.work.string());
     if (i == 0) out["first_loss"] = sums.mean_loss();
     out["last_loss"] = sums.mean_loss();
-    const auto taken = trainer.take_stage_seconds();
+    const auto taken = mark_seconds(trainer.stages().take());
     if (i < warm_steps) continue;
     forward_backward.push_back(computed);
     update.push_back(all - computed);

@@ -29,6 +29,7 @@ constexpr const char* footer = R"(From a model to a drafter:
   dflash train my.toml --optim.lr=3e-4            train; Ctrl-C saves and stops, --resume goes on
   dflash capture my.toml --out states             hidden states to disk, to train without the target
   dflash inspect runs/my                          who waits for whom, while it trains
+  dflash report runs/my                           how a run went: curves, waits, what held it up
   dflash eval --help                              tokens per target pass on held-out prompts
   dflash doctor MODEL runs/my                     what is wrong with a drafter, and how to mend it
   dflash export --help                            write what serving engines load
@@ -55,6 +56,7 @@ void add_commands(CLI::App& app, std::function<int()>& action) {
   dflash::add_doctor_command(app, action);
   dflash::add_inspect_command(app, action);
   dflash::add_plan_command(app, action);
+  dflash::add_report_command(app, action);
   dflash::add_config_command(app, action);
 }
 

@@ -1,8 +1,21 @@
 #include "bin/overrides.hpp"
 
+#include <string_view>
+
 #include "config/error.hpp"
 
 namespace dflash {
+
+std::vector<std::string> take_caf_options(std::vector<std::string>& overrides) {
+  constexpr std::string_view prefix = "--caf.";
+  std::vector<std::string> options;
+  std::erase_if(overrides, [&](const std::string& text) {
+    if (!text.starts_with(prefix)) return false;
+    options.push_back(text.substr(prefix.size()));
+    return true;
+  });
+  return options;
+}
 
 void accept_overrides(CLI::App& command) {
   command.allow_extras();

@@ -15,4 +15,7 @@ void accept_overrides(CLI::App& command);
 /// of another form.
 std::vector<std::string> overrides_of(const CLI::App& command);
 
+/// Takes "--caf.group.name=value" out of overrides, for pipeline_system_config: "group.name=value".
+std::vector<std::string> take_caf_options(std::vector<std::string>& overrides);
+
 }  // namespace dflash

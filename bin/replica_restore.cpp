@@ -1,9 +1,8 @@
 #include "bin/replica_restore.hpp"
 
-#include <spdlog/spdlog.h>
-
 #include <stdexcept>
 
+#include "model/checkpoint.hpp"
 #include "model/replica_state.hpp"
 
 namespace dflash {
@@ -15,13 +14,9 @@ checkpoint_restorer restorer(const training_setup& setup,
           config = setup.config,
           first_step = setup.parts.first_step,
           checkpoints](drafter_trainer& trainer) -> uint64_t {
-    const checkpoint_scan scan = find_checkpoint(checkpoints);
-    for (const auto& r : scan.refusals)
-      spdlog::warn("checkpoint {} is not used: {}", r.name, r.why);
-    if (scan.newest) {
-      load_checkpoint(*scan.newest, scan.state, trainer);
+    if (const auto state = load_newest_checkpoint(checkpoints, trainer)) {
       trainer.clear_gradient();
-      return scan.state.steps;
+      return state->steps;
     }
     if (first_step > 0)
       throw std::runtime_error("no good checkpoint is left in " + checkpoints.string());

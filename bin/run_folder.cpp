@@ -57,6 +57,7 @@ run_folder::run_folder(fs::path path, bool resume) : path_(std::move(path)) {
 run_folder::~run_folder() {
   std::error_code ignored;
   fs::remove(address(), ignored);
+  fs::remove(metrics_address(), ignored);
 }
 
 network_address parse_address(const std::string& text, const std::string& where) {

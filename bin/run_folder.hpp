@@ -14,7 +14,7 @@ public:
   /// Makes the folder if it is missing and locks it. Throws error if it cannot be written, if
   /// another process trains in it, or if it holds a run and `resume` is false.
   run_folder(std::filesystem::path path, bool resume);
-  ~run_folder();  // removes `address`
+  ~run_folder();  // removes `address` and `metrics_address`
   run_folder(const run_folder&) = delete;
   run_folder& operator=(const run_folder&) = delete;
 
@@ -24,6 +24,9 @@ public:
   std::filesystem::path kept_states() const { return path_ / "hidden_states.bin"; }
   std::filesystem::path summary() const { return path_ / "summary.json"; }
   std::filesystem::path address() const { return path_ / "address"; }
+  std::filesystem::path metrics_address() const { return path_ / "metrics_address"; }
+  std::filesystem::path tensorboard() const { return path_ / "tensorboard"; }
+  std::filesystem::path trace() const { return path_ / "trace.json"; }
 
 private:
   std::filesystem::path path_;

@@ -97,7 +97,10 @@ service_means read_service_times(const std::filesystem::path& run) {
 
 probe_result probe(training_setup setup, double seconds) {
   pipeline_parts parts = std::move(setup.parts);
-  for (const auto& trainer : setup.trainers) parts.drafters.push_back(work_of(trainer));
+  for (const auto& trainer : setup.trainers)
+    parts.drafters.push_back(work_of(trainer, [](drafter_trainer&) -> uint64_t {
+      throw std::runtime_error("a probe has no checkpoint to go back to");
+    }));
   for (drafter_work& drafter : parts.drafters)
     drafter.snapshot = [](const save_request&) { return [] {}; };
   parts.saves = {};

@@ -1,5 +1,6 @@
 // `dflash train`: trains a drafter by the pipeline of actors.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include "bin/overrides.hpp"
 #include "bin/replica_restore.hpp"
 #include "bin/run_folder.hpp"
+#include "bin/run_page.hpp"
 #include "bin/service_times.hpp"
 #include "bin/training_setup.hpp"
 #include "bin/version.hpp"
@@ -189,6 +191,32 @@ json_object saves_of(const run_outcome& outcome) {
   return j;
 }
 
+// By kind of actor; parts of a stage stand behind it, with its name before theirs.
+json_object stages_json(const actor_profile& profile) {
+  json_object all;
+  std::vector<json_object> stages;
+  std::string kind;
+  const auto end_kind = [&] {
+    if (!stages.empty()) all.add(kind, std::span<const json_object>(stages));
+    stages.clear();
+  };
+  std::vector<std::string> path;
+  for (const auto& row : profile.rows()) {
+    if (row.kind != kind) end_kind();
+    kind = row.kind;
+    path.resize(row.depth);
+    path.push_back(row.stats.name);
+    json_object stage;
+    stage.add("stage", fmt::format("{}", fmt::join(path, ": ")));
+    stage.add("count", row.stats.count).add("total_ns", row.stats.total.count());
+    stage.add("mean_ns", row.stats.mean.count()).add("p50_ns", row.stats.p50.count());
+    stage.add("p99_ns", row.stats.p99.count()).add("share", row.stats.share);
+    stages.push_back(std::move(stage));
+  }
+  end_kind();
+  return all;
+}
+
 json_object summary(const training_setup& s,
                     const pipeline_result& result,
                     const service_meter& meter) {
@@ -236,6 +264,17 @@ json_object summary(const training_setup& s,
              static_cast<double>(p.steering_ns) * 1e-3 / static_cast<double>(t.batches));
   here.add("peak_resident_bytes", peak_resident_bytes());
   here.add("service_times", json_of(meter.means(result.mailboxes)));
+  json_object actors;
+  for (const mailbox_report& m : result.mailboxes) {
+    json_object spent;
+    for (size_t a = 0; a < m.spent_ns.size(); ++a)
+      if (m.spent_ns[a] > 0 && static_cast<activity>(a) != activity::ended)
+        spent.add(activity_text(static_cast<activity>(a)),
+                  static_cast<double>(m.spent_ns[a]) * 1e-9);
+    actors.add(m.actor, spent);
+  }
+  here.add("actors", actors);
+  if (!result.stages.empty()) here.add("stages", stages_json(result.stages));
   j.add("this_process", here);
   return j;
 }
@@ -352,15 +391,26 @@ std::string done_already(const training_setup& s) {
   return {};
 }
 
-int train(const std::string& file, const std::vector<std::string>& overrides, bool resume) {
+// For a bug report.
+std::string details(const run_config& config, const recent_log& log) {
+  std::string text = version_text() + "\n\n" + to_toml(config) + "\nlast warnings:\n";
+  for (const log_line& line : log.lines()) text += "  " + line.level + " " + line.text + "\n";
+  return text + "\n";
+}
+
+int train(const std::string& file, const std::vector<std::string>& given, bool resume) {
+  std::vector<std::string> overrides = given;
+  const std::vector<std::string> caf_options = take_caf_options(overrides);
   run_config config = load_run_config(file, overrides);
   config.run.resume = config.run.resume || resume;
   validate(config);
-  set_up_log({.level = config.log.level, .file = {}});
+  const auto log = std::make_shared<const recent_log>();
+  set_up_log({.level = config.log.level, .file = {}, .recent = log});
   const network_address listen = parse_address(config.net.listen, "net.listen");
   check_can_listen(listen, "net.listen");
+  check_page(config);
   run_folder folder(config.run.dir, config.run.resume);
-  const pipeline_system_config system_config(true);
+  const pipeline_system_config system_config(true, caf_options);
   signal_watch signals;  // before any thread is made
   training_setup setup = prepare_training(config, folder.checkpoints(), folder.kept_states());
   fmt::print("run {}\n{}", folder.path().string(), setup.plan_text());
@@ -377,14 +427,25 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
   const cut_report cut = truncate_after(folder.metrics(), setup.parts.first_step);
   if (cut.cut_bytes > 0) spdlog::info("metrics.jsonl cut back to step {}", setup.parts.first_step);
 
+  const auto watch = std::make_shared<run_watch>(watch_options{
+      folder.path().string(), setup.parts.first_step, setup.parts.plan->total_steps(), [log] {
+        return log->lines();
+      }});
   pipeline_result result;
   std::shared_ptr<service_meter> meter;
   {
+    const auto page = serve_page(config, folder, watch);
+    std::fflush(stdout);
     caf::actor_system system(const_cast<pipeline_system_config&>(system_config));
     pipeline_parts parts = setup.parts;
     parts.metrics_file = folder.metrics();
     parts.noted_evaluation = last_step_of_kind(folder.metrics(), "eval");
     parts.run = folder.path().string();
+    parts.watch = watch;
+    if (!config.profile.trace.empty())
+      parts.trace = trace_options{parse_step_window(config.profile.trace), folder.trace()};
+    parts.sinks = make_sinks(config, folder, setup.parts.first_step);
+    parts.details = [&config, log] { return details(config, *log); };
     for (size_t i = 0; i < setup.trainers.size(); ++i)  // none of simulated lanes
       parts.drafters.push_back(
           work_of(setup.trainers[i],
@@ -398,6 +459,7 @@ int train(const std::string& file, const std::vector<std::string>& overrides, bo
       const int code = report(setup, result, *meter, folder, resume_command);
       std::error_code ignored;
       std::filesystem::remove(folder.address(), ignored);
+      std::filesystem::remove(folder.metrics_address(), ignored);
       std::fflush(nullptr);
       ::_exit(code);
     }
@@ -418,6 +480,11 @@ void add_train_command(CLI::App& app, std::function<int()>& action) {
   command->add_option("FILE", given->file, "TOML file with the run's configuration")->required();
   command->add_flag("--resume", given->resume, "Go on from the newest good checkpoint in run.dir");
   accept_overrides(*command);
+  command->footer(
+      "Any key of the configuration as --section.key=value, e.g. --optim.lr=3e-4. CAF's own "
+      "settings\n"
+      "as --caf.group.name=value, e.g. --caf.scheduler.max-threads=4.\n"
+      "While it trains: `dflash inspect RUN --watch`, and the page whose address is printed.");
   command->callback([given, command, &action] {
     action = [given, command] { return train(given->file, overrides_of(*command), given->resume); };
   });

@@ -14,6 +14,7 @@
 #include "config/error.hpp"
 #include "data/token_counts.hpp"
 #include "model/captured_states.hpp"
+#include "model/flops.hpp"
 #include "model/schedule.hpp"
 #include "model/trainer_snapshot.hpp"
 #include "model/vocab_map.hpp"
@@ -103,13 +104,17 @@ void make_trainers(training_setup& s) {
 
 void make_targets(training_setup& s) {
   if (s.from_disk()) return;
-  for (size_t i = 0; i < s.config.layout.targets.size(); ++i)
+  for (size_t i = 0; i < s.config.layout.targets.size(); ++i) {
+    const auto stages = std::make_shared<stage_timer>();
+    s.parts.target_stages.push_back(stages);
     s.parts.targets.push_back(
-        [model = s.model, taps = s.drafter.taps, last = s.parts.shape.last](const batch& b) {
-          target::captured c = model->capture(b.input_ids, b.doc_offsets, taps, last);
+        [model = s.model, taps = s.drafter.taps, last = s.parts.shape.last, stages](
+            const batch& b) {
+          target::captured c = model->capture(b.input_ids, b.doc_offsets, taps, last, stages.get());
           if (last) c.taps.push_back(std::move(c.last_hidden));
           return std::move(c.taps);
         });
+  }
 }
 
 // Progress of the checkpoint, compared with what this run is.
@@ -172,6 +177,23 @@ void open_states(training_setup& s) {
   if (!states.by_us)
     spdlog::warn("{}: no capture.json: whether the states are of this target cannot be checked",
                  s.config.data.hidden_states);
+}
+
+// For the share of the peak that is used; rows are taken to be full of documents of mean length.
+void set_flops(training_setup& s, const target_config& shape) {
+  const batch_source& source = *s.parts.source;
+  const double rows = static_cast<double>(source.rows());
+  const double documents = static_cast<double>(source.documents().size());
+  const double mean =
+      std::min<double>(static_cast<double>(source.row_tokens()),
+                       rows * static_cast<double>(source.row_tokens()) / std::max(1.0, documents));
+  int64_t layers = s.parts.shape.last ? shape.layers : 0;
+  for (const int tap : s.drafter.taps) layers = std::max<int64_t>(layers, tap + 1);
+  s.parts.target_flops =
+      s.from_disk() ? 0 : target_row_flops(shape, layers, source.row_tokens(), mean);
+  s.parts.drafter_flops = drafter_batch_flops(
+      s.drafter, source.row_tokens(), source.anchors(), mean, s.parts.shape.last);
+  s.parts.peak_flops = s.config.metrics.peak_flops;
 }
 
 void keep_states(training_setup& s, const fs::path& kept_states) {
@@ -252,6 +274,7 @@ training_setup outline_training(const run_config& config, const fs::path& checkp
   p.saves.keep_every = static_cast<uint64_t>(c.checkpoint.keep_every);
   p.skip_spikes = c.optim.skip_spikes;
   p.metrics_every = static_cast<uint64_t>(c.metrics.every);
+  set_flops(s, target_shape);
   p.profile_interval = static_cast<uint64_t>(c.profile.interval);
   s.padding_permille = static_cast<int64_t>(p.source->padding_share() * 1000);
 

@@ -233,10 +233,25 @@ const std::vector<key>& table() {
        "Type of the drafter's weights in `model.safetensors`; masters beside it are fp32.", free},
 
       {"metrics.every", integer_key{AT(metrics.every), 1}, "batches",
-       "Rhythm of measurements, counted by batch number.", free},
+       "Rhythm of accuracies, counted by batch number; loss and norms are of every batch. Measuring "
+       "each batch (1) costs next to nothing.", free},
+      {"metrics.listen", text_key{AT(metrics.listen)}, "HOST:PORT",
+       "Where the page and Prometheus' `/metrics` are served; port 0: a free one, written to "
+       "`metrics_address` in the run folder; empty: nowhere.", free},
+      {"metrics.insecure", flag_key{AT(metrics.insecure)}, "",
+       "Let `metrics.listen` be an address that other machines reach. There is no password: whoever "
+       "reaches it can read how the run goes.", free},
+      {"metrics.tensorboard", flag_key{AT(metrics.tensorboard)}, "",
+       "Write TensorBoard event files to `tensorboard/` in the run folder.", free},
+      {"metrics.peak_flops", number_key{AT(metrics.peak_flops), 0.0}, "FLOP/s",
+       "What all lanes together could compute at best; gives the share of it that is used (MFU). 0: "
+       "not known.", free},
 
       {"profile.interval", integer_key{AT(profile.interval), 0}, "steps",
        "Rhythm of the table of stage times; 0: off.", free},
+      {"profile.trace", text_key{AT(profile.trace)}, "",
+       "Write a trace of these steps, both included, to `trace.json` in the run folder, for Perfetto "
+       "or chrome://tracing: `steps 10..20`. Empty: none.", free},
 
       {"net.listen", text_key{AT(net.listen)}, "HOST:PORT",
        "Where `dflash inspect` finds the run; port 0: a free one, written to `address` in "

@@ -1,5 +1,6 @@
 // The configuration as text: TOML, the reference page, and comparison for resume.
 #include "config/error.hpp"
+#include "config/key_names.hpp"
 #include "config/values.hpp"
 
 namespace dflash {
@@ -110,6 +111,12 @@ std::vector<std::string> differing_keys(const run_config& a,
     }
     names.emplace_back(k.name);
   }
+  return names;
+}
+
+std::vector<std::string> config_keys() {
+  std::vector<std::string> names;
+  for (const key& k : keys()) names.emplace_back(k.name);
   return names;
 }
 

@@ -153,12 +153,17 @@ struct checkpoint_section {
 };
 
 struct metrics_section {
-  std::int64_t every = 8;  // batches, counted by k
+  std::int64_t every = 8;              // batches, counted by k
+  std::string listen = "127.0.0.1:0";  // of the page and /metrics; port 0: a free one; empty: none
+  bool insecure = false;               // may listen on an address that other machines reach
+  bool tensorboard = true;             // event files in the run folder
+  double peak_flops = 0;               // a second, of all lanes together; 0: not known
   bool operator==(const metrics_section&) const = default;
 };
 
 struct profile_section {
   std::int64_t interval = 0;  // steps; 0: off
+  std::string trace;          // "steps 10..20": those go to trace.json; empty: off
   bool operator==(const profile_section&) const = default;
 };
 
@@ -224,6 +229,13 @@ std::vector<std::string> differing_keys(const run_config& a,
 /// One value as it stands in TOML, e.g. value_text(c, "draft.taps") == "[1, 9]". The key must
 /// exist.
 std::string value_text(const run_config& config, const std::string& key);
+
+/// "steps 10..20" or "10..20": steps counted from 1, both ends included. Throws error for anything
+/// else, naming profile.trace.
+struct step_window {
+  std::uint64_t first = 0, last = 0;
+};
+step_window parse_step_window(const std::string& text);
 
 /// A lane of the layout: "cpu:0", "cuda:1" or "sim:2".
 struct lane_name {

@@ -1,5 +1,6 @@
 // What needs more than one key to be checked. Done once, before any work.
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "config/error.hpp"
@@ -191,7 +192,32 @@ void check_lanes(const std::vector<std::string>& lanes, const char* name) {
   }
 }
 
+void check_metrics(const run_config& c) {
+  if (!c.profile.trace.empty()) parse_step_window(c.profile.trace);
+}
+
 }  // namespace
+
+step_window parse_step_window(const std::string& given) {
+  const auto refuse = [&](const std::string& what) {
+    throw error(what + ": \"" + given + "\"",
+                "profile.trace",
+                "first and last step, both counted from 1, e.g. \"steps 10..20\"");
+  };
+  std::string text = given.starts_with("steps ") ? given.substr(6) : given;
+  const auto dots = text.find("..");
+  if (dots == std::string::npos) refuse("no window of steps");
+  const auto number = [&](std::string_view digits) {
+    std::uint64_t value = 0;
+    const auto [end, status] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (status != std::errc() || end != digits.data() + digits.size()) refuse("no window of steps");
+    return value;
+  };
+  const step_window window{number(std::string_view(text).substr(0, dots)),
+                           number(std::string_view(text).substr(dots + 2))};
+  if (window.first == 0 || window.last < window.first) refuse("a window without steps");
+  return window;
+}
 
 void validate(const run_config& config) {
   check_lanes(config.layout.targets, "layout.targets");
@@ -203,6 +229,7 @@ void validate(const run_config& config) {
   check_eval(config);
   check_loss(config);
   check_optim(config.optim);
+  check_metrics(config);
 }
 
 }  // namespace dflash

@@ -157,17 +157,22 @@ using metrics_actor = caf::typed_actor<
     // write everything up to this step; answers with the step when it is on disk
     caf::replies_to<flush_metrics>::with<uint64_t>>;
 
-// Stage times by name, printed each profile.interval steps. Scheduled.
+// Times of stages by actor and name, printed each profile.interval steps; the trace. Scheduled, or
+// detached if it writes a trace.
 using profiler_actor = caf::typed_actor<
-    // time of one stage
-    caf::reacts_to<stage_time>,
+    // stages and waits of one actor
+    caf::reacts_to<stage_report>,
     // a step is committed
     caf::reacts_to<step_done>>;
 
 // Live view of all mailboxes of its process, published on a port. Scheduled.
 using inspector_actor = caf::typed_actor<
+    caf::reacts_to<start_run>,
     // the table of mailboxes; needs no other actor's help
-    caf::replies_to<inspect_atom>::with<system_report>>;
+    caf::replies_to<inspect_atom>::with<system_report>,
+    // versions, configuration, last warnings, the dispatcher's books if it answers: text for a bug
+    // report
+    caf::replies_to<dump_atom>::with<std::string>>;
 
 // clang-format on
 

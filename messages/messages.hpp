@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "device/stage_timer.hpp"
 #include "messages/bits.hpp"
 #include "messages/tensor_handle.hpp"
 
@@ -303,26 +304,22 @@ struct flush_metrics {
   uint64_t step = 0;
 };
 
-enum class stage : uint8_t {
-  load_batch,
-  read_kept,
-  capture,
-  postprocess,
-  keep,
-  forward_backward,
-  reduce,
-  update,
-  save,
-  snapshot,
-  evaluate,
-  count
+// Of one wait of an actor, by its cause.
+struct wait_span {
+  const char* what = "";  // "waiting for a job": a literal
+  int64_t begin_ns = 0, end_ns = 0;
 };
-const char* stage_name(stage which);
 
-// To the profiler.
-struct stage_time {
-  stage which = stage::load_batch;
-  int64_t ns = 0;
+// To the profiler: what an actor did for one batch, or for one step, and what it waited for before.
+struct stage_report {
+  static constexpr uint64_t none = UINT64_MAX;
+
+  std::string actor;     // "target_forward 0"
+  uint64_t k = none;     // of the batch
+  uint64_t step = none;  // that it committed
+  uint32_t rank = 0;     // of the drafter that committed it
+  std::vector<stage_span> spans;
+  std::vector<wait_span> waits;
 };
 
 // ---- checkpoints --------------------------------------------------------------------------------
@@ -407,10 +404,18 @@ struct mailbox_report {
   int64_t service_ns = 0;
   int64_t alive_ns = 0;
   uint32_t restarts = 0;
+  int64_t wait_p50_ns = 0;
+  int64_t wait_p99_ns = 0;
+  int64_t service_p50_ns = 0;
+  int64_t service_p99_ns = 0;
+  int64_t credits = -1;           // batches that it may still send or be sent; -1: it has no say
+  std::vector<uint64_t> held;     // batches here, rising
+  std::vector<int64_t> spent_ns;  // [activity] time spent computing, waiting for a job, ...
 };
 
 struct system_report {
-  std::string run;  // its folder
+  std::string run;   // its folder
+  std::string node;  // "host:pid"
   int64_t uptime_ns = 0;
   uint64_t steps = 0;
   uint64_t total_steps = 0;

@@ -10,45 +10,59 @@ namespace dflash {
 
 // Lists come from another process: refuse absurd ones before anything is allocated for them.
 inline constexpr uint64_t max_report_rows = 4096;
+inline constexpr uint64_t max_report_list = 256;
+
+// A list whose length is checked before anything is made for it.
+template <class Inspector, class T>
+caf::error inspect_list(Inspector& f, std::vector<T>& list, uint64_t most) {
+  uint64_t count = list.size();
+  if (auto err = f(count)) return err;
+  if (count > most) return caf::make_error(caf::sec::invalid_argument, "a list is too long");
+  list.resize(count);
+  for (T& item : list)
+    if (auto err = f(item)) return err;
+  return caf::error{};
+}
+
+template <class Inspector>
+inline constexpr bool goes_over_the_wire = std::is_base_of_v<caf::deserializer, Inspector> ||
+                                           std::is_base_of_v<caf::serializer, Inspector>;
 
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, mailbox_report& x) {
-  return f(caf::meta::type_name("mailbox_report"),
-           x.actor,
-           x.state,
-           x.state_ns,
-           x.depth,
-           x.peak_depth,
-           x.bytes,
-           x.limit_bytes,
-           x.peak_bytes,
-           x.handled,
-           x.refused,
-           x.wait_ns,
-           x.service_ns,
-           x.alive_ns,
-           x.restarts);
+  if constexpr (goes_over_the_wire<Inspector>) {
+    if (auto err = f(x.actor,
+                     x.state,
+                     x.state_ns,
+                     x.depth,
+                     x.peak_depth,
+                     x.bytes,
+                     x.limit_bytes,
+                     x.peak_bytes,
+                     x.handled,
+                     x.refused,
+                     x.wait_ns,
+                     x.service_ns,
+                     x.alive_ns,
+                     x.restarts,
+                     x.wait_p50_ns,
+                     x.wait_p99_ns,
+                     x.service_p50_ns,
+                     x.service_p99_ns,
+                     x.credits))
+      return err;
+    if (auto err = inspect_list(f, x.held, max_report_list)) return err;
+    return inspect_list(f, x.spent_ns, max_report_list);
+  } else {
+    return f(caf::meta::type_name("mailbox_report"), x.actor, x.state, x.depth, x.bytes);
+  }
 }
 
 template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, system_report& x) {
-  if constexpr (std::is_base_of_v<caf::deserializer, Inspector>) {
-    uint64_t rows = 0;
-    if (auto err = f(x.run, x.uptime_ns, x.steps, x.total_steps, rows)) return err;
-    if (rows > max_report_rows)
-      return caf::make_error(caf::sec::invalid_argument, "too many rows in a system report");
-    x.rows.resize(rows);
-    for (mailbox_report& row : x.rows)
-      if (auto err = f(row)) return err;
-    return caf::error{};
-  } else if constexpr (std::is_base_of_v<caf::serializer, Inspector>) {
-    uint64_t rows = x.rows.size();
-    if (rows > max_report_rows)
-      return caf::make_error(caf::sec::invalid_argument, "too many rows in a system report");
-    if (auto err = f(x.run, x.uptime_ns, x.steps, x.total_steps, rows)) return err;
-    for (mailbox_report& row : x.rows)
-      if (auto err = f(row)) return err;
-    return caf::error{};
+  if constexpr (goes_over_the_wire<Inspector>) {
+    if (auto err = f(x.run, x.node, x.uptime_ns, x.steps, x.total_steps)) return err;
+    return inspect_list(f, x.rows, max_report_rows);
   } else {
     return f(caf::meta::type_name("system_report"), x.run, x.steps, x.rows);
   }
@@ -62,6 +76,7 @@ CAF_ADD_TYPE_ID(dflash, (dflash::system_report))
 CAF_ADD_ATOM(dflash, dflash, inspect_atom, "inspect")
 CAF_ADD_ATOM(dflash, dflash, next_atom, "next")
 CAF_ADD_ATOM(dflash, dflash, describe_atom, "describe")
+CAF_ADD_ATOM(dflash, dflash, dump_atom, "dump")
 CAF_END_TYPE_ID_BLOCK(dflash)
 
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::start_run)
@@ -97,7 +112,7 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_committed)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_done)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::step_noted)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::flush_metrics)
-CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stage_time)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::stage_report)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::save_request)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::snapshot_taken)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(dflash::snapshot_made)

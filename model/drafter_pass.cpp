@@ -158,6 +158,7 @@ pass_state drafter_body::forward(const pass_plan& plan,
   s.context = norm(s.context_raw, weights_.hidden_norm, config_.rms_eps, type);
   timer.mark("forward.fc");
   at::Tensor h = at::index_select(embedding, 0, plan.block_ids);
+  timer.mark("forward.embedding");
   s.layers.resize(static_cast<size_t>(config_.layers));
   s.layers[0].input = h;
   for (size_t i = 0; i < s.layers.size(); ++i) layer_forward(i, plan, s, timer);
@@ -170,6 +171,7 @@ void drafter_body::layer_forward(size_t i,
                                  const pass_plan& plan,
                                  pass_state& s,
                                  stage_timer& timer) {
+  const auto stage = timer.within("layer forward", static_cast<int32_t>(i));
   const drafter_layer& w = weights_.layers[i];
   layer_state& l = s.layers[i];
   const auto type = weights_.fc.scalar_type();
@@ -262,6 +264,7 @@ at::Tensor drafter_body::layer_backward(size_t i,
                                         drafter_weights& gradient,
                                         bool overwrite,
                                         stage_timer& timer) {
+  const auto stage = timer.within("layer backward", static_cast<int32_t>(i));
   const drafter_layer& w = weights_.layers[i];
   drafter_layer& g = gradient.layers[i];
   layer_state& l = s.layers[i];

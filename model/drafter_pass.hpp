@@ -11,8 +11,8 @@
 #include "data/batches.hpp"
 #include "device/kernels/block_attention.hpp"
 #include "device/kernels/norms.hpp"
+#include "device/stage_timer.hpp"
 #include "model/drafter.hpp"
-#include "model/stage_timer.hpp"
 
 namespace dflash {
 

@@ -80,9 +80,11 @@ struct drafter_trainer::implementation {
 
   step_sums run(const drafter_input& input, bool with_gradient, bool metrics) {
     DFLASH_CHECK(input.tokens != nullptr, "an input has tokens");
+    timer.reset();
     // Empty anchor slots keep shapes fixed for a GPU; on the CPU their blocks are left out.
     const batch trimmed =
         frozen.embedding.is_cpu() ? with_valid_anchors(*input.tokens) : *input.tokens;
+    timer.mark("anchors");
     slot_plan slots = plan_slots(trimmed, config.block_size, weights);
     if (!rows.empty()) relabel(slots, rows);
     if (slots.weight_sum == 0) {  // nothing supervised: adds 0 to every sum
@@ -91,7 +93,9 @@ struct drafter_trainer::implementation {
       none.supervised_at = none.hits_at;
       return none;
     }
+    timer.mark("labels and weights");
     const pass_plan plan = plan_pass(config, trimmed, frozen.embedding.device());
+    timer.mark("mask intervals");
     pass_state state = body->forward(plan, input.taps, frozen.embedding, timer);
     const head_loss::result result =
         head.run(state.hidden, slots, input.last_hidden, with_gradient, metrics, timer);
@@ -177,8 +181,11 @@ update_report drafter_trainer::apply(const at::Tensor& reduced_gradient,
   for (const auto& [name, tensor] : named_tensors(views)) gradients.push_back(*tensor);
   impl_->timer.reset();
   const update_report report = impl_->optim_state->apply(gradients, weight_sum, step, skip);
-  if (impl_->ema > 0 && !report.skipped) impl_->flat_average.lerp_(impl_->flat, 1.0 - impl_->ema);
-  impl_->timer.mark("update");
+  impl_->timer.mark("clip and optimizer");
+  if (impl_->ema > 0 && !report.skipped) {
+    impl_->flat_average.lerp_(impl_->flat, 1.0 - impl_->ema);
+    impl_->timer.mark("moving average");
+  }
   clear_gradient();
   return report;
 }
@@ -211,8 +218,8 @@ void drafter_trainer::refresh_compute() {
   impl_->optim_state->refresh_compute();
 }
 
-std::map<std::string, double> drafter_trainer::take_stage_seconds() {
-  return impl_->timer.take();
+stage_timer& drafter_trainer::stages() {
+  return impl_->timer;
 }
 
 std::map<std::string, at::Tensor> drafter_trainer::inspect(const drafter_input& input) {

@@ -16,6 +16,7 @@
 #include "config/run_config.hpp"
 #include "data/batches.hpp"
 #include "device/packed_linear.hpp"
+#include "device/stage_timer.hpp"
 #include "model/drafter.hpp"
 #include "model/loss.hpp"
 #include "model/optimizer.hpp"
@@ -99,8 +100,8 @@ public:
   // After masters and moments were filled from a checkpoint.
   void refresh_compute();
 
-  // Seconds per stage since the last call, by name ("forward.attention", ...); for profiles.
-  std::map<std::string, double> take_stage_seconds();
+  // Times of the stages ("anchors", "forward.attention", ...); off until it is turned on.
+  stage_timer& stages();
 
   // Values of a forward pass, for tests: "ctx_feature" [T, H], "layer.i" [A B, H] (the last layer:
   // slots 1..B-1 only, [A (B-1), H]), "hidden" [A (B-1), H] after the final norm, "logits" [A

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "device/packed_linear.hpp"
+#include "device/stage_timer.hpp"
 #include "model/loss.hpp"
-#include "model/stage_timer.hpp"
 
 namespace dflash {
 

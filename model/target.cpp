@@ -74,7 +74,8 @@ void target::check_ids(std::span<const int32_t> ids) const {
 target::captured target::capture(std::span<const int32_t> ids,
                                  std::span<const int32_t> doc_offsets,
                                  std::span<const int> taps,
-                                 bool want_last) const {
+                                 bool want_last,
+                                 stage_timer* stages) const {
   const auto n = static_cast<int64_t>(ids.size());
   DFLASH_CHECK(doc_offsets.size() >= 2 && doc_offsets.front() == 0 && doc_offsets.back() == n,
                "document offsets of a row",
@@ -96,7 +97,10 @@ target::captured target::capture(std::span<const int32_t> ids,
     for (int64_t i = 0; i < length; ++i) positions[doc_offsets[d] + i] = static_cast<int32_t>(i);
     first_block.push_back(first_block.back() + kernel::blocks_for(length));
   }
+  if (stages != nullptr && !stages->is_on()) stages = nullptr;
+  if (stages != nullptr) stages->reset();
   auto p = begin(ids, positions);
+  p.stages = stages;
   for (size_t d = 0; d + 1 < doc_offsets.size(); ++d) {
     const int64_t length = doc_offsets[d + 1] - doc_offsets[d];
     if (length == 0) continue;
@@ -118,6 +122,7 @@ target::captured target::capture(std::span<const int32_t> ids,
     span.values = values.select(0, block).mutable_data_ptr();
     block += span.blocks * config_.kv_heads;
   }
+  if (stages != nullptr) stages->mark("embedding");
   tap_set taken(taps);
   run(p, layers, [&](int64_t layer) { taken.take(layer, p.residual); });
   return {std::move(taken.taken), want_last ? p.residual : at::Tensor()};

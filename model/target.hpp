@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "device/packed_linear.hpp"
+#include "device/stage_timer.hpp"
 #include "model/compute_dtype.hpp"
 #include "model/kv_cache.hpp"
 #include "model/rope.hpp"
@@ -25,6 +26,9 @@ namespace dflash {
 
 // What load() reads: a run on captured hidden states needs no layers, only what the drafter borrows
 // (embedding, head, final norm) and what tells the target from another.
+// Layers that one stage of a profile stands for: group g has layers 8 g to 8 g + 7.
+inline constexpr int64_t layers_per_stage = 8;
+
 enum class target_parts { all, borrowed };
 
 class target {
@@ -57,10 +61,13 @@ public:
   // each document and positions restart at 0 in each. taps: 0-based layers, tap j = residual stream
   // after layer j without final norm (dflash.md 2.2). Computes no layer that nothing asks for. The
   // result depends on the arguments and the thread count only. Ids must be in [0, V).
+  // `stages`, which the calling thread owns, gets the times of embedding, attention and MLP by
+  // groups of layers_per_stage layers; null: nobody wants them. The CPU's kernels only.
   captured capture(std::span<const int32_t> ids,
                    std::span<const int32_t> doc_offsets,
                    std::span<const int> taps,
-                   bool want_last) const;
+                   bool want_last,
+                   stage_timer* stages = nullptr) const;
 
   // The same in ATen operators, on any device; equal within rounding.
   captured capture_reference(std::span<const int32_t> ids,

@@ -93,13 +93,18 @@ void target::run(pass& p, int64_t layers, const std::function<void(int64_t)>& af
                          config_.hidden,
                          normed.mutable_data_ptr());
   };
+  const auto mark = [&](const char* name, int64_t i) {
+    if (p.stages != nullptr) p.stages->mark(name, static_cast<int32_t>(i / layers_per_stage));
+  };
   for (int64_t i = 0; i < layers; ++i) {
     const auto& layer = layers_[i];
     norm(layer.before_mixer);
     if (i > 0) after_layer(i - 1);
+    mark("norm and tap", i);
     delta = config_.kind(i) == layer_kind::linear ? mix_linear(i, normed, p)
                                                   : mix_attention(i, normed, p);
     if (config_.norms_after) norm_rows(delta, layer.after_mixer, config_.rms_eps, config_.hidden);
+    mark("attention", i);
     norm(layer.before_mlp);
     if (config_.has_experts(i))
       delta = expert_sum(
@@ -109,9 +114,11 @@ void target::run(pass& p, int64_t layers, const std::function<void(int64_t)>& af
     else
       delta = mix_dense(config_.act, layer.mlp, normed, &p.gated);
     if (config_.norms_after) norm_rows(delta, layer.after_mlp, config_.rms_eps, config_.hidden);
+    mark("MLP", i);
   }
   if (delta.defined()) p.residual.add_(delta);
   if (layers > 0) after_layer(layers - 1);
+  if (layers > 0) mark("norm and tap", layers - 1);
 }
 
 at::Tensor target::mix_attention(int64_t i, const at::Tensor& normed, pass& p) const {

@@ -93,4 +93,8 @@ json_object& json_object::add(std::string_view key, std::span<const std::string>
   return add_raw(key, listed(values, [](const std::string& v) { return json_string(v); }));
 }
 
+json_object& json_object::add(std::string_view key, std::span<const json_object> values) {
+  return add_raw(key, listed(values, [](const json_object& v) { return v.text(); }));
+}
+
 }  // namespace dflash

@@ -31,6 +31,7 @@ public:
   json_object& add(std::string_view key, std::span<const double> values);
   json_object& add(std::string_view key, std::span<const std::int64_t> values);
   json_object& add(std::string_view key, std::span<const std::string> values);
+  json_object& add(std::string_view key, std::span<const json_object> values);
   json_object& add_null(std::string_view key) { return add_raw(key, "null"); }
 
   std::string text() const { return "{" + members_ + "}"; }

@@ -1,20 +1,51 @@
 #include "observe/log.hpp"
 
 #include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/ringbuffer_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "config/error.hpp"
 
 namespace dflash {
 
+namespace {
+
+constexpr std::size_t lines_kept = 50;
+constexpr std::size_t longest_line = 4000;
+
+}  // namespace
+
 const std::vector<std::string>& log_levels() {
   static const std::vector<std::string> levels = {"trace", "debug", "info", "warn", "error", "off"};
   return levels;
+}
+
+struct recent_log::implementation {
+  std::shared_ptr<spdlog::sinks::ringbuffer_sink_mt> sink =
+      std::make_shared<spdlog::sinks::ringbuffer_sink_mt>(lines_kept);
+};
+
+recent_log::recent_log() : impl_(std::make_shared<implementation>()) {
+  impl_->sink->set_level(spdlog::level::warn);
+}
+
+recent_log::~recent_log() = default;
+
+std::vector<log_line> recent_log::lines() const {
+  std::vector<log_line> lines;
+  for (const auto& message : impl_->sink->last_raw()) {
+    const auto level = spdlog::level::to_string_view(message.level);
+    lines.push_back({std::chrono::duration<double>(message.time.time_since_epoch()).count(),
+                     {level.data(), level.size()},
+                     {message.payload.data(), std::min(message.payload.size(), longest_line)}});
+  }
+  return lines;
 }
 
 void set_up_log(const log_options& options) {
@@ -38,6 +69,7 @@ void set_up_log(const log_options& options) {
                   "its folder must exist and be writable");
     }
   }
+  if (options.recent) sinks.push_back(options.recent->impl_->sink);
   auto logger = std::make_shared<spdlog::logger>("dflash", sinks.begin(), sinks.end());
   logger->set_level(spdlog::level::from_str(options.level));
   logger->flush_on(spdlog::level::info);

@@ -3,14 +3,31 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "observe/run_view.hpp"
+
 namespace dflash {
+
+/// Keeps the last warnings and errors, for who looks at a run. Thread safe.
+class recent_log {
+public:
+  recent_log();
+  ~recent_log();
+  std::vector<log_line> lines() const;  // oldest first
+
+private:
+  friend void set_up_log(const struct log_options&);
+  struct implementation;
+  std::shared_ptr<implementation> impl_;
+};
 
 struct log_options {
   std::string level = "info";
   std::filesystem::path file = {};  // appended to as well; empty: none
+  std::shared_ptr<const recent_log> recent = {};
 };
 
 /// "trace", "debug", "info", "warn", "error", "off".

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "observe/jsonl.hpp"
 
@@ -20,12 +21,24 @@ struct mailbox_row {
   double messages_per_second = 0.0;
   std::chrono::nanoseconds wait{};     // mean, in the mailbox
   std::chrono::nanoseconds service{};  // mean, in the handler
+  std::chrono::nanoseconds wait_p50{}, wait_p99{}, service_p50{}, service_p99{};
   std::uint64_t restarts = 0;
-  std::uint64_t refused = 0;  // messages above the limit; a sound pipeline has none
+  std::int64_t credits = -1;  // batches that it may still send or be sent; -1: it has no say
+  std::vector<std::uint64_t> held = {};  // batches that are here
+  std::uint64_t refused = 0;             // messages above the limit; a sound pipeline has none
 };
 
 std::string mailbox_table(std::span<const mailbox_row> rows);
 
 json_object mailbox_json(const mailbox_row& row);
+
+/// Those whose name is `name` or begins with it and a blank ("target_forward": all of them).
+std::vector<mailbox_row> rows_named(std::span<const mailbox_row> rows, const std::string& name);
+
+/// Names by which sort_rows sorts.
+const std::vector<std::string>& row_keys();
+
+/// By name rising, by figures falling; stable. Throws error for an unknown key.
+void sort_rows(std::vector<mailbox_row>& rows, const std::string& key);
 
 }  // namespace dflash

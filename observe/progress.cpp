@@ -93,6 +93,7 @@ std::string waiting_text(double drafters_wait, double targets_wait, bool from_di
 std::string progress_text(const train_progress& p) {
   std::string text = "step " + std::to_string(p.step) + "/" + std::to_string(p.total_steps);
   if (p.loss) append(text, "loss " + fixed(*p.loss, 3));
+  if (p.accuracy) append(text, "acc " + share_text(*p.accuracy));
   if (p.accept_len) append(text, "accept_len " + fixed(*p.accept_len, 2));
   if (p.tau) append(text, "held-out tau " + fixed(*p.tau, 3));
   if (p.held_out_loss) append(text, "held-out loss " + fixed(*p.held_out_loss, 3));
@@ -100,6 +101,7 @@ std::string progress_text(const train_progress& p) {
   append(text, waiting_text(p.drafters_wait, p.targets_wait, p.from_disk));
   append(text, bytes_text(p.bytes_in_flight) + " in flight");
   if (p.skipped_steps > 0) append(text, "skipped " + std::to_string(p.skipped_steps));
+  if (p.dropped_batches > 0) append(text, "dropped " + std::to_string(p.dropped_batches));
   if (p.restarts > 0) append(text, "restarts " + std::to_string(p.restarts));
   if (p.failed_saves > 0) append(text, "FAILED SAVES " + std::to_string(p.failed_saves));
   if (p.time_left) append(text, "left " + duration_text(*p.time_left));

@@ -54,6 +54,7 @@ struct train_progress {
   std::uint64_t step = 0;
   std::uint64_t total_steps = 0;
   std::optional<double> loss = {};
+  std::optional<double> accuracy = {};
   std::optional<double> accept_len = {};
   std::optional<double> tau = {};            // of the last evaluation
   std::optional<double> held_out_loss = {};  // likewise
@@ -64,12 +65,13 @@ struct train_progress {
   std::uint64_t bytes_in_flight = 0;
   std::optional<std::chrono::nanoseconds> time_left = {};
   std::uint64_t skipped_steps = 0;
+  std::uint64_t dropped_batches = 0;
   std::uint64_t restarts = 0;
   std::uint64_t failed_saves = 0;
 };
 
-/// "step 120/1500  loss 3.214  accept_len 1.52  8.41k tokens/s  drafters wait for targets 35 %
-/// 12.3 MB in flight  left 4 min 07 s"
+/// "step 120/1500  loss 3.214  acc 31 %  accept_len 1.52  8.41k tokens/s  drafters wait for targets
+/// 35 % 12.3 MB in flight  left 4 min 07 s"
 std::string progress_text(const train_progress& p);
 
 /// "drafters wait for targets 35 %" (for the disk if the states come from there), "targets wait for

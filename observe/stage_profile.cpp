@@ -103,4 +103,78 @@ std::string stage_profile::table() const {
   return table.text();
 }
 
+void actor_profile::add(const std::string& kind,
+                        const std::string& stage,
+                        std::chrono::nanoseconds d) {
+  kinds_[kind][stage].add(d);
+}
+
+// Parts of `whole` (its name with ": " behind it; empty: of nothing), each with its own parts.
+void actor_profile::add_parts(const std::string& kind,
+                              const stages& all,
+                              const std::string& whole,
+                              double sum,
+                              std::vector<row>& out) {
+  std::vector<const stages::value_type*> parts;
+  for (const auto& stage : all)
+    if (stage.first.starts_with(whole) && stage.first.size() > whole.size() &&
+        stage.first.find(": ", whole.size()) == std::string::npos)
+      parts.push_back(&stage);
+  std::stable_sort(parts.begin(), parts.end(), [](const auto* a, const auto* b) {
+    return a->second.total() > b->second.total();
+  });
+  std::size_t depth = 0;
+  for (std::size_t at = 0; (at = whole.find(": ", at)) != std::string::npos; ++at) ++depth;
+  for (const auto* part : parts) {
+    const duration_histogram& h = part->second;
+    const auto total = static_cast<double>(h.total().count());
+    out.push_back({kind,
+                   depth,
+                   {.name = part->first.substr(whole.size()),
+                    .count = h.count(),
+                    .total = h.total(),
+                    .mean = h.mean(),
+                    .p50 = h.quantile(0.5),
+                    .p99 = h.quantile(0.99),
+                    .share = sum > 0 ? total / sum : 0.0}});
+    add_parts(kind, all, part->first + ": ", sum, out);
+  }
+}
+
+std::vector<actor_profile::row> actor_profile::rows() const {
+  std::vector<row> all;
+  for (const auto& [kind, stages] : kinds_) {
+    double sum = 0;
+    for (const auto& [name, h] : stages)
+      if (name.find(": ") == std::string::npos) sum += static_cast<double>(h.total().count());
+    add_parts(kind, stages, "", sum, all);
+  }
+  return all;
+}
+
+std::string actor_profile::table() const {
+  text_table table({{"actor", align::left},
+                    {"stage", align::left},
+                    {"count"},
+                    {"total"},
+                    {"mean"},
+                    {"p50"},
+                    {"p99"},
+                    {"share"}});
+  std::string kind;
+  for (const row& r : rows()) {
+    const stage_stats& s = r.stats;
+    table.add_row({r.kind == kind ? "" : r.kind,
+                   std::string(2 * r.depth, ' ') + s.name,
+                   std::to_string(s.count),
+                   duration_text(s.total),
+                   duration_text(s.mean),
+                   duration_text(s.p50),
+                   duration_text(s.p99),
+                   share_text(s.share)});
+    kind = r.kind;
+  }
+  return table.text();
+}
+
 }  // namespace dflash

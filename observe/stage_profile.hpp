@@ -47,6 +47,33 @@ struct stage_stats {
   double share = 0.0;  // of the sum of all totals
 };
 
+// Stages by kind of actor: "train batch" stands alone, "train batch: anchors" is a part of it.
+class actor_profile {
+public:
+  void add(const std::string& kind, const std::string& stage, std::chrono::nanoseconds d);
+  void clear() { kinds_.clear(); }
+  bool empty() const { return kinds_.empty(); }
+
+  struct row {
+    std::string kind;
+    std::size_t depth = 0;  // 0: stands alone
+    stage_stats stats;      // share: of the time of all that stands alone in its kind
+  };
+  std::vector<row> rows()
+      const;  // by kind; largest total first, parts behind what they are part of
+  std::string table() const;
+
+private:
+  using stages = std::map<std::string, duration_histogram>;  // by name
+  static void add_parts(const std::string& kind,
+                        const stages& all,
+                        const std::string& whole,
+                        double sum,
+                        std::vector<row>& out);
+
+  std::map<std::string, stages> kinds_;
+};
+
 class stage_profile {
 public:
   void add(std::string_view stage, std::chrono::nanoseconds d);

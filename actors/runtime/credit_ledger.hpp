@@ -28,6 +28,11 @@ public:
   bool is_open(uint32_t consumer) const { return accounts_[consumer].open; }
   uint32_t epoch(uint32_t consumer) const { return accounts_[consumer].epoch; }
   uint64_t reserved_bytes(uint32_t consumer) const { return accounts_[consumer].reserved_bytes; }
+  int64_t free_batches(uint32_t consumer) const {
+    const account& a = accounts_[consumer];
+    return a.open ? static_cast<int64_t>(a.limit_batches) - static_cast<int64_t>(a.reserved.size())
+                  : 0;
+  }
   uint64_t reserved_batches(uint32_t consumer) const { return accounts_[consumer].reserved.size(); }
 
 private:

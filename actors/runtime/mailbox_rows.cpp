@@ -27,6 +27,12 @@ std::vector<mailbox_row> rows_of(const std::vector<mailbox_report>& reports) {
     }
     row.restarts = m.restarts;
     row.refused = m.refused;
+    row.wait_p50 = std::chrono::nanoseconds(m.wait_p50_ns);
+    row.wait_p99 = std::chrono::nanoseconds(m.wait_p99_ns);
+    row.service_p50 = std::chrono::nanoseconds(m.service_p50_ns);
+    row.service_p99 = std::chrono::nanoseconds(m.service_p99_ns);
+    row.credits = m.credits;
+    row.held = m.held;
     rows.push_back(std::move(row));
   }
   return rows;

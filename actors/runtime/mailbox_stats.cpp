@@ -69,6 +69,8 @@ mailbox_stats::mailbox_stats(const mailbox_stats& before)
       completed_(before.completed()),
       start_sum_(static_cast<uint64_t>(before.row().wait_ns)),
       service_ns_(before.service_ns()),
+      wait_times_(before.wait_times_),
+      service_times_(before.service_times_),
       activity_since_(now_ns()) {
   for (size_t i = 0; i < spent_.size(); ++i)
     spent_[i].store(before.spent_ns(static_cast<activity>(i)), relaxed);
@@ -86,33 +88,66 @@ bool mailbox_stats::arrive(uint64_t bytes) {
     raise(peak_bytes_, held);
   }
   raise(peak_depth_, depth_.fetch_add(1, relaxed) + 1);
-  arrival_sum_.fetch_add(static_cast<uint64_t>(now_ns()), relaxed);
-  arrived_.fetch_add(1, relaxed);
+  const int64_t now = now_ns();
+  arrival_sum_.fetch_add(static_cast<uint64_t>(now), relaxed);
+  arrivals_[arrived_.fetch_add(1, relaxed) % arrivals_kept].store(now, relaxed);
   return true;
 }
 
 void mailbox_stats::begin() {
-  start_sum_.fetch_add(static_cast<uint64_t>(now_ns()), relaxed);
+  const int64_t now = now_ns();
+  start_sum_.fetch_add(static_cast<uint64_t>(now), relaxed);
   started_.fetch_add(1, relaxed);
+  const uint64_t number = next_served_++;
+  if (arrived_.load(relaxed) - number > arrivals_kept) return;  // written over meanwhile
+  wait_times_.add(now - arrivals_[number % arrivals_kept].load(relaxed));
 }
 
 void mailbox_stats::end(int64_t began_ns, bool skipped) {
   const int64_t now = now_ns();
   service_ns_.fetch_add(now - began_ns, relaxed);
+  service_times_.add(now - began_ns);
   if (skipped) {  // still in the mailbox: it waits again from now on
     arrival_sum_.fetch_add(static_cast<uint64_t>(now), relaxed);
-    arrived_.fetch_add(1, relaxed);
+    arrivals_[arrived_.fetch_add(1, relaxed) % arrivals_kept].store(now, relaxed);
     return;
   }
   depth_.fetch_sub(1, relaxed);
   handled_.fetch_add(1, relaxed);
 }
 
+void mailbox_stats::hold(uint64_t k) {
+  for (auto& place : held_) {
+    uint64_t empty = 0;
+    if (place.load(relaxed) == 0 && place.compare_exchange_strong(empty, k + 1, relaxed)) return;
+  }
+}
+
+void mailbox_stats::let_go(uint64_t k) {
+  for (auto& place : held_) {
+    uint64_t wanted = k + 1;
+    if (place.load(relaxed) == wanted && place.compare_exchange_strong(wanted, 0, relaxed)) return;
+  }
+}
+
+std::vector<uint64_t> mailbox_stats::held() const {
+  std::vector<uint64_t> ks;
+  if (is_dead()) return ks;
+  for (const auto& place : held_)
+    if (const uint64_t k = place.load(relaxed); k > 0) ks.push_back(k - 1);
+  std::sort(ks.begin(), ks.end());
+  return ks;
+}
+
 void mailbox_stats::set_activity(activity what) {
   const int64_t now = now_ns();
   const activity before = activity_.load(relaxed);
   if (before == what) return;
-  spent_[static_cast<size_t>(before)].fetch_add(now - activity_since_.load(relaxed), relaxed);
+  const int64_t since = activity_since_.load(relaxed);
+  spent_[static_cast<size_t>(before)].fetch_add(now - since, relaxed);
+  if (keeps_waits_ && before != activity::computing && before != activity::starting &&
+      waits_.size() < most_waits)
+    waits_.push_back({activity_text(before), since, now});
   activity_since_.store(now, relaxed);
   activity_.store(what, relaxed);
 }
@@ -145,6 +180,14 @@ mailbox_report mailbox_stats::row() const {
   r.service_ns = service_ns();
   r.alive_ns = now - born_ns_;
   r.restarts = restarts;
+  r.wait_p50_ns = wait_times_.quantile(0.5);
+  r.wait_p99_ns = wait_times_.quantile(0.99);
+  r.service_p50_ns = service_times_.quantile(0.5);
+  r.service_p99_ns = service_times_.quantile(0.99);
+  r.credits = is_dead() ? -1 : credits_.load(relaxed);
+  r.held = held();
+  for (size_t i = 0; i < spent_.size(); ++i)
+    r.spent_ns.push_back(spent_ns(static_cast<activity>(i)));
   return r;
 }
 
@@ -186,6 +229,12 @@ uint64_t mailbox_registry::completed(const std::string& name) const {
   for (const auto& stats : stats_)
     if (stats->name == name) return stats->completed();
   return 0;
+}
+
+void mailbox_registry::set_credits(const std::string& name, int64_t batches) {
+  const std::lock_guard guard(mutex_);
+  for (const auto& stats : stats_)
+    if (stats->name == name) stats->set_credits(batches);
 }
 
 void mailbox_registry::set_failure(const std::string& name, std::string text) {

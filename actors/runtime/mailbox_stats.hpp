@@ -11,8 +11,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "actors/runtime/live_histogram.hpp"
 #include "messages/messages.hpp"
 
 namespace dflash {
@@ -66,6 +68,9 @@ public:
   void bury(activity what) { buried_.store(what, std::memory_order_relaxed); }
   // Owner. Time since the last change is booked on the activity that ends.
   void set_activity(activity what);
+  // Owner. From now on each wait that ends is kept until it is taken; only the last few thousand.
+  void keep_waits() { keeps_waits_ = true; }
+  std::vector<wait_span> take_waits() { return std::exchange(waits_, {}); }
   // Any thread.
   activity current() const {
     const activity buried = buried_.load(std::memory_order_relaxed);
@@ -85,11 +90,24 @@ public:
 
   uint64_t handled() const { return handled_.load(std::memory_order_relaxed); }
   int64_t service_ns() const { return service_ns_.load(std::memory_order_relaxed); }
+  const live_histogram& wait_times() const { return wait_times_; }
+  const live_histogram& service_times() const { return service_times_; }
+
+  // Any thread. Which batches are here: on their way, waiting or worked on.
+  void hold(uint64_t k);
+  void let_go(uint64_t k);
+  std::vector<uint64_t> held() const;  // rising
+  // Any thread. Batches that it may still be sent, or has in slots of its own; none is said: -1.
+  void set_credits(int64_t batches) { credits_.store(batches, std::memory_order_relaxed); }
   mailbox_report row() const;
 
   const uint32_t restarts;
 
 private:
+  static constexpr size_t most_held = 64;
+  static constexpr size_t most_waits = 4096;
+  static constexpr uint64_t arrivals_kept = 512;
+
   bool is_dead() const { return buried_.load(std::memory_order_relaxed) != activity::count; }
 
   const int64_t born_ns_;
@@ -101,11 +119,20 @@ private:
   // waited, in whatever order they were served. Wraps, which the difference survives.
   std::atomic<uint64_t> arrival_sum_{0}, start_sum_{0};
   std::atomic<int64_t> service_ns_{0};
+  // Moments of the last arrivals, for the time that each message waits: messages are taken to be
+  // served in order. [arrival % arrivals_kept]
+  std::array<std::atomic<int64_t>, arrivals_kept> arrivals_{};
+  uint64_t next_served_ = 0;  // owner
+  live_histogram wait_times_, service_times_;
+  std::array<std::atomic<uint64_t>, most_held> held_{};  // k + 1; 0: empty
+  std::atomic<int64_t> credits_{-1};
   std::atomic<bool> closed_{false};
   std::atomic<activity> buried_{activity::count};  // count: not dead
   std::atomic<activity> activity_{activity::starting};
   std::atomic<int64_t> activity_since_;
   std::array<std::atomic<int64_t>, static_cast<size_t>(activity::count)> spent_{};
+  bool keeps_waits_ = false;      // owner
+  std::vector<wait_span> waits_;  // owner
 };
 
 // All mailboxes of one actor system, in order of registration. Mailboxes of dead actors stay
@@ -121,6 +148,7 @@ public:
   // An actor that is dead: what it waits for; what lay in its mailbox is in flight no more.
   void bury(const std::string& name, activity what);
   uint64_t completed(const std::string& name) const;
+  void set_credits(const std::string& name, int64_t batches);
 
   // Why an actor ended by an exception, by its name; empty: it did not. The newest reason counts.
   void set_failure(const std::string& name, std::string text);

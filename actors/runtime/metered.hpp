@@ -51,6 +51,7 @@ public:
   void enqueue(caf::mailbox_element_ptr element, caf::execution_unit* unit) override {
     const message_load load = load_of(element->content());
     if (identity_.stats->arrive(load.bytes)) {
+      if (load.bytes > 0) identity_.stats->hold(load.k);
       Base::enqueue(std::move(element), unit);
       return;
     }
@@ -64,7 +65,7 @@ public:
 
   caf::invoke_message_result consume(caf::mailbox_element& element) override {
     const auto stats = identity_.stats;  // outlives a handler that quits
-    const uint64_t bytes = load_of(element.content()).bytes;
+    const message_load load = load_of(element.content());
     const int64_t began = now_ns();
     stats->begin();
     adopted_ = false;
@@ -72,7 +73,9 @@ public:
     auto done = caf::detail::make_scope_guard([&] {  // after an exception too
       const bool skipped = result == caf::invoke_message_result::skipped;
       stats->end(began, skipped);
-      if (!skipped && !adopted_) stats->release(bytes);
+      if (skipped || adopted_) return;
+      stats->release(load.bytes);
+      if (load.bytes > 0) stats->let_go(load.k);
     });
     this->current_mailbox_element(&element);  // an exception is answered to its sender
     fault("message");
@@ -91,7 +94,8 @@ public:
   // A named place where a test may end this actor.
   void fault(const char* point) const { identity_.faults.pass(identity_.stats->name, point); }
 
-  // In a handler: the bytes of this message stay here after it; stats().release() when they go.
+  // In a handler: the bytes and the batch of this message stay here after it; stats().release() and
+  // let_go() when they go.
   void adopt_bytes() { adopted_ = true; }
 
 private:

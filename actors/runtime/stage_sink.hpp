@@ -1,8 +1,12 @@
-// Where components report how long a stage took. Off: one branch. Given to constructors when the
-// pipeline is built.
+// Where an actor reports how long its stages took and what it waited for. Given to constructors
+// when the pipeline is built; off, everything costs one branch.
 #pragma once
 
+#include <memory>
+#include <utility>
+
 #include "actors/runtime/mailbox_stats.hpp"
+#include "device/stage_timer.hpp"
 #include "messages/actors.hpp"
 
 namespace dflash {
@@ -10,32 +14,38 @@ namespace dflash {
 class stage_sink {
 public:
   stage_sink() = default;  // off
-  explicit stage_sink(profiler_actor profiler) : profiler_(std::move(profiler)) {}
-
-  bool is_on() const { return static_cast<bool>(profiler_); }
-  void report(stage which, int64_t ns) const {
-    if (profiler_) caf::anon_send(profiler_, stage_time{which, ns});
+  // on: `stats` of the same actor books its waits. `inner`: of what the lane computes; null: none.
+  stage_sink(bool on, mailbox_stats& stats, std::shared_ptr<stage_timer> inner = nullptr)
+      : timer_(inner ? std::move(inner) : std::make_shared<stage_timer>()) {
+    if (!on) return;
+    timer_->turn_on();
+    stats.keep_waits();
   }
 
-  // Times a scope.
-  class timer {
-  public:
-    timer(const stage_sink& sink, stage which)
-        : sink_(sink), which_(which), began_(sink.is_on() ? now_ns() : 0) {}
-    ~timer() {
-      if (sink_.is_on()) sink_.report(which_, now_ns() - began_);
-    }
-    timer(const timer&) = delete;
-    timer& operator=(const timer&) = delete;
+  // In each new set of links; an invalid handle: the profiler is down.
+  void use(const profiler_actor& profiler) { profiler_ = profiler; }
 
-  private:
-    const stage_sink& sink_;
-    stage which_;
-    int64_t began_;
-  };
-  timer time(stage which) const { return {*this, which}; }
+  bool is_on() const { return timer_ && timer_->is_on(); }
+  // Times a scope, for the next report.
+  [[nodiscard]] stage_timer::scope within(const char* name) {
+    return timer_ ? timer_->within(name) : stage_timer::scope(nullptr, name, -1);
+  }
+  void mark(const char* name) {
+    if (timer_) timer_->mark(name);
+  }
+
+  // What there is since the last report. Owner of `stats` only.
+  void report(mailbox_stats& stats,
+              uint64_t k,
+              uint64_t step = stage_report::none,
+              uint32_t rank = 0) {
+    if (!is_on()) return;
+    stage_report m{stats.name, k, step, rank, timer_->take(), stats.take_waits()};
+    if (profiler_) caf::anon_send(profiler_, std::move(m));
+  }
 
 private:
+  std::shared_ptr<stage_timer> timer_;
   profiler_actor profiler_;
 };
 

@@ -30,6 +30,8 @@ system_report sample() {
   report.rows.resize(2);
   report.rows[0].actor = "drafter_train 0";
   report.rows[0].bytes = 7;
+  report.rows[0].held = {3, 4};
+  report.rows[0].spent_ns = {-5};
   report.rows[1].state = "";
   return report;
 }
@@ -64,6 +66,8 @@ TEST_CASE("the report of the inspector survives the wire") {
   REQUIRE(received.rows.size() == 2);
   CHECK(received.rows[0].actor == "drafter_train 0");
   CHECK(received.rows[0].bytes == 7);
+  CHECK(received.rows[0].held == sent.rows[0].held);
+  CHECK(received.rows[0].spent_ns == sent.rows[0].spent_ns);
 
   SECTION("cut short, it is an error") {
     buffer.resize(buffer.size() - 3);
@@ -77,10 +81,10 @@ TEST_CASE("a claimed number of rows is no allocation") {
   caf::actor_system system{c};
   std::vector<char> buffer;
   caf::binary_serializer out{system, buffer};
-  std::string run;
+  std::string run, node;
   int64_t uptime = 0;
   uint64_t steps = 0, total = 0, rows = uint64_t{1} << 60;
-  REQUIRE_FALSE(out(run, uptime, steps, total, rows));
+  REQUIRE_FALSE(out(run, node, uptime, steps, total, rows));
   caf::binary_deserializer in{system, buffer};
   system_report received;
   CHECK(in(received));

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "config/error.hpp"
 #include "observe/mailbox_table.hpp"
 #include "observe/stage_profile.hpp"
 #include "observe/table.hpp"
@@ -93,21 +94,25 @@ TEST_CASE("the table of mailboxes shows bytes only where tensors travel") {
                                           .depth = 1,
                                           .messages_per_second = 12.5,
                                           .wait = 1500ns,
-                                          .service = 2ms},
+                                          .service = 2ms,
+                                          .wait_p99 = 2us,
+                                          .service_p99 = 3ms},
                                          {.actor = "drafter_train 0",
                                           .state = "waits for target_forward",
                                           .depth = 3,
                                           .bytes = 3'000'000,
                                           .limit_bytes = 8'000'000,
                                           .peak_bytes = 7'000'000,
-                                          .restarts = 1}};
+                                          .restarts = 1,
+                                          .credits = 2,
+                                          .held = {7, 9, 10, 11}}};
   CHECK(mailbox_table(rows) ==
-        "actor            depth    bytes    limit     peak  msgs/s     wait  service  restarts"
-        "  state\n"
-        "loader               1        -        -        -    12.5  1.50 us  2.00 ms         0"
-        "  runs\n"
-        "drafter_train 0      3  3.00 MB  8.00 MB  7.00 MB       0     0 ns     0 ns         1"
-        "  waits for target_forward\n");
+        "actor            depth    bytes    limit     peak  msgs/s     wait      p99  service"
+        "      p99  credits  restarts  batches  state\n"
+        "loader               1        -        -        -    12.5  1.50 us  2.00 us  2.00 ms"
+        "  3.00 ms        -         0  -        runs\n"
+        "drafter_train 0      3  3.00 MB  8.00 MB  7.00 MB       0     0 ns     0 ns     0 ns"
+        "     0 ns        2         1  7 9-11   waits for target_forward\n");
   auto refused = rows;
   refused[0].refused = 4;
   CHECK(mailbox_table(refused).find("refused") != std::string::npos);
@@ -119,7 +124,25 @@ TEST_CASE("a mailbox as JSON has every figure") {
   CHECK(json["actor"] == "loader");
   CHECK(json["limit_bytes"] == 5);
   CHECK(json["wait_ns"] == 7);
-  CHECK(json.size() == 11);
+  CHECK(json["credits"] == -1);
+  CHECK(json["held"].empty());
+  CHECK(json.size() == 17);
+}
+
+TEST_CASE("rows of mailboxes are chosen by name and sorted by any figure") {
+  std::vector<mailbox_row> rows = {{.actor = "target_forward 0", .depth = 1},
+                                   {.actor = "target_forward 10", .depth = 3},
+                                   {.actor = "drafter_train 1", .depth = 2}};
+  CHECK(rows_named(rows, "target_forward").size() == 2);
+  CHECK(rows_named(rows, "target_forward 1").empty());
+  CHECK(rows_named(rows, "drafter_train 1").size() == 1);
+  sort_rows(rows, "depth");
+  CHECK(rows[0].depth == 3);
+  CHECK(rows[2].depth == 1);
+  sort_rows(rows, "actor");
+  CHECK(rows[0].actor == "drafter_train 1");
+  for (const std::string& key : row_keys()) sort_rows(rows, key);
+  CHECK_THROWS_AS(sort_rows(rows, "colour"), error);
 }
 
 }  // namespace dflash
