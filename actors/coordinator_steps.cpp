@@ -41,14 +41,14 @@ bool is_held(self_ptr self) {
 void try_go(self_ptr self) {
   coordinator_state& s = self->state;
   // Batches that were in flight at a stop may fill another step: it never goes.
-  if (s.book->finished() || !s.book->is_ready() || is_held(self)) return;
+  if (s.shutdown_stage || s.book->finished() || !s.book->is_ready() || is_held(self)) return;
   const step_go go = s.book->go();
   for (const drafter_actor& drafter : s.links->drafters) self->send(drafter, go);
 }
 
 void on_reduced(self_ptr self, const step_reduced& m) {
   coordinator_state& s = self->state;
-  if (s.book->finished()) return;
+  if (s.shutdown_stage || s.book->finished()) return;
   s.book->reduced(m);
   try_go(self);
 }
@@ -59,6 +59,7 @@ void on_noted(self_ptr self, const step_noted& m) {
 }
 
 void on_committed(self_ptr self, const step_committed& m) {
+  if (self->state.shutdown_stage) return;  // the run has ended with the step before
   try {
     if (const auto done = self->state.book->committed(m)) step_is_done(self, *done);
   } catch (const std::runtime_error& e) {  // the drafters' bits are not what they should be
