@@ -140,10 +140,10 @@ public:
     if (what == "trace") p.trace = trace_options{{1, static_cast<uint64_t>(o_.steps)}, file};
     std::vector<double> ends;
     // A timer that is on stays on: its trainer is another one.
-    drafter_work work =
-        work_of(trainers_[p.profile ? 1 : 0],
-                [](drafter_trainer&) { return uint64_t{0}; },
-                [](const save_request&, const trainer_snapshot&) {});
+    drafter_work work = work_of(
+        trainers_[p.profile ? 1 : 0],
+        [](drafter_trainer&) { return uint64_t{0}; },
+        [](const save_request&, const trainer_snapshot&) {});
     work.update = [&, inner = work.update](
                       const at::Tensor& reduced, double weight, uint64_t step, bool skip) {
       const auto report = inner(reduced, weight, step, skip);
