@@ -10,8 +10,9 @@ namespace dflash::coordination {
 void set_links(self_ptr self, std::shared_ptr<const pipeline_links> links) {
   coordinator_state& s = self->state;
   s.links = std::move(links);
-  send_links(s.links);
+  // Before any actor works with them: who looks from outside must not be late.
   if (s.options.on_links) s.options.on_links(s.links);
+  send_links(s.links);
 }
 
 // All members of a group are in the links: watch them from now on.
