@@ -5,6 +5,8 @@ import importlib.util
 import os
 import subprocess
 import unittest
+from contextlib import contextmanager
+from unittest import mock
 
 try:
     import torch
@@ -14,7 +16,6 @@ except ImportError:
     raise unittest.SkipTest("bench/peers/setup makes the venv that this needs") from None
 
 from tests.peers.exactness import exactness_row, packages
-from tests.peers.wide import nothing_narrow
 from tests.tools.fixture import FolderTest
 
 DUMP = os.path.join(os.path.dirname(os.environ.get("DFLASH_BIN", "build/dflash")), "tests/peers_target_dump")
@@ -77,6 +78,14 @@ MODELS = {
 
 def error(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@contextmanager
+def nothing_narrow():
+    """What transformers casts to fp32 whatever the model's type is (norms, softmax, rotary positions, the delta rule) stays fp64."""
+    with (mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch, "float", torch.float64),
+          mock.patch.object(torch.Tensor, "float", torch.Tensor.double)):  # fmt: skip
+        yield
 
 
 def in_fp64(model, documents):

@@ -12,7 +12,6 @@ except ImportError:
     raise unittest.SkipTest("bench/peers/setup makes the venv that this needs") from None
 
 from tests.peers.exactness import exactness_row, packages
-from tests.peers.wide import nothing_narrow
 from tests.tools.fixture import SMOL, FolderTest
 
 DUMP = os.path.join(os.path.dirname(os.environ.get("DFLASH_BIN", "build/dflash")), "tests/peers_target_dump")
@@ -27,21 +26,6 @@ def error(found, expected):
 
 
 class Target(FolderTest):
-    def states_of(self, model, documents):
-        """Per document the outputs of all layers, and the logits."""
-        last, states, logits = {}, [], []
-        hook = model.model.layers[-1].register_forward_hook(
-            lambda module, args, out: last.__setitem__("raw", out[0] if isinstance(out, tuple) else out)
-        )
-        with torch.inference_mode():
-            for ids in documents:
-                out = model(torch.tensor([ids]), output_hidden_states=True)
-                # the library's own last hidden state is after the final norm
-                states.append([*(h[0] for h in out.hidden_states[1 : len(model.model.layers)]), last["raw"].reshape(len(ids), -1)])
-                logits.append(out.logits[0])
-        hook.remove()
-        return states, logits
-
     def test_taps_and_logits_equal_those_of_transformers(self):
         self.assertTrue(os.path.exists(DUMP), "build the target peers_target_dump first: tests/peers/run does")
         tokenizer = transformers.AutoTokenizer.from_pretrained(SMOL)
@@ -51,29 +35,32 @@ class Target(FolderTest):
         subprocess.run([DUMP, SMOL, self.path("in"), self.path("out")], check=True)
         found = load_file(self.path("out"))
         model = transformers.AutoModelForCausalLM.from_pretrained(SMOL, dtype=torch.float32).eval()
-        layers = model.config.num_hidden_layers
-        states, logits = self.states_of(model, documents)
-        with nothing_narrow():
-            exact = self.states_of(model.double(), documents)[1]
-        own = error(torch.cat(logits).double(), torch.cat(exact))
-        worst = 0.0
+        last = {}
+        model.model.layers[-1].register_forward_hook(
+            lambda module, args, out: last.__setitem__("raw", out[0] if isinstance(out, tuple) else out)
+        )
+        layers, states, logits = model.config.num_hidden_layers, [], []
+        with torch.inference_mode():
+            for ids in documents:
+                out = model(torch.tensor([ids]), output_hidden_states=True)
+                # the library's own last hidden state is after the final norm
+                states.append([*(h[0] for h in out.hidden_states[1:layers]), last["raw"].reshape(len(ids), -1)])
+                logits.append(out.logits[0])
+        worst = largest = 0.0
         for layer in range(layers):
             expected = torch.cat([document[layer] for document in states])
-            worst = max(worst, error(found[f"tap.{layer}"], expected))
+            # The first token's residual is 789 in layer 2 and 106 in layer 10: what cancels leaves its rounding behind, so the largest value so far counts.
+            largest = max(largest, expected.abs().max().item())
+            worst = max(worst, (found[f"tap.{layer}"] - expected).abs().max().item() / largest)
             # the first token's huge values hide the others
             first = torch.zeros(len(expected), dtype=torch.bool)
             first[offsets[:-1].long()] = True
             self.assertLess(error(found[f"tap.{layer}"][~first], expected[~first]), 1e-4, f"layer {layer}")
+        of_logits = error(found["logits"], torch.cat(logits))
+        exactness_row("SmolLM2-135M: all layers (of the largest value so far)", packages("transformers"), worst, 1e-5)
+        exactness_row("SmolLM2-135M: logits", packages("transformers"), of_logits, 1e-5)
         self.assertLess(worst, 1e-5)
-        # Behind 30 layers and the final norm the rounding of either side shows: that of transformers is measured.
-        from_theirs, allowed = error(found["logits"], torch.cat(logits)), max(1e-5, 3 * own)
-        from_exact = error(found["logits"].double(), torch.cat(exact))
-        print(f"layers {worst:.1e}; logits from fp32 {from_theirs:.1e}, from fp64 {from_exact:.1e}; transformers' own {own:.1e}")
-        exactness_row("SmolLM2-135M: all layers", packages("transformers"), worst, 1e-5)
-        exactness_row("SmolLM2-135M: logits", packages("transformers"), from_theirs, allowed)
-        exactness_row(f"SmolLM2-135M: logits, from fp64 (transformers' own fp32: {own:.1e})", packages("transformers") + " in fp64", from_exact, allowed)
-        self.assertLess(from_theirs, allowed)
-        self.assertLess(from_exact, allowed)
+        self.assertLess(of_logits, 1e-5)
 
 
 if __name__ == "__main__":
