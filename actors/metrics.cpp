@@ -193,6 +193,17 @@ void on_step(self_ptr self, const step_done& m) {
   }
 }
 
+// Under a name of their own: they are of the checkpoint's step, beside what that step's line has.
+void offer_evaluation(const metrics_state& s, const evaluation& e) {
+  json_object figures, line;
+  if (e.loss) figures.add("loss", *e.loss).add("accept_len", *e.accept_len);
+  if (e.tau) figures.add("tau", *e.tau);
+  line.add("held_out", figures);
+  const auto shared =
+      std::make_shared<const metrics_line>(metrics_line{e.step, unix_seconds(), line.text(), {}});
+  for (const auto& sink : s.options.sinks) sink->offer(shared);
+}
+
 // One line each, in order, none twice.
 void write_evaluation(self_ptr self, const evaluation_note& m) {
   metrics_state& s = self->state;
@@ -202,6 +213,7 @@ void write_evaluation(self_ptr self, const evaluation_note& m) {
   t.held_out_loss = e.loss;
   if (e.step <= t.evaluated_step) return;
   write_line(s, evaluation_line(*m.history, m.index));
+  offer_evaluation(s, e);
   t.evaluated_step = e.step;
 }
 

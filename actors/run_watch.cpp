@@ -63,7 +63,7 @@ void run_watch::note(const metrics_line& line) {
   auto scalars = scalars_of(line.json);
   const double loss = value_of(scalars, "loss"), accept = value_of(scalars, "accept_len");
   const std::lock_guard guard(mutex_);
-  step_ = line.step;
+  step_ = std::max(step_, line.step);  // an evaluation is of an earlier step
   // Sampled figures stay until their next sample.
   for (scalar& s : scalars) {
     const auto known = std::find_if(

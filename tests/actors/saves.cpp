@@ -255,11 +255,19 @@ TEST_CASE("evaluation beside training leaves the weights alone, and its lines ar
         0,
         [](uint64_t step) { return step == 12 ? 1.7 : 1.5; },
         std::chrono::milliseconds(delay));
+    std::vector<std::pair<uint64_t, double>> shown;
+    t.parts().sinks.push_back({"seen", [&](const metrics_line& line) {
+                                 for (const scalar& s : scalars_of(line.json))
+                                   if (s.name == "held_out/tau")
+                                     shown.emplace_back(line.step, s.value);
+                               }});
     const auto result = t.run();
     INFO(result.outcome.reason);
     REQUIRE(result.outcome.status == run_status::completed);
     CHECK(at::equal(t.weights(), weights));
     CHECK(result.outcome.evaluations->best()->step == 12);
+    CHECK((shown ==
+           std::vector<std::pair<uint64_t, double>>{{6, 1.5}, {12, 1.7}, {18, 1.5}, {20, 1.5}}));
     CHECK((recorded == std::vector<uint64_t>{6, 12, 12, 12}));
     if (delay == 0) {
       steps = lines_of(folder.path(), false);
