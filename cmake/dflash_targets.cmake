@@ -18,8 +18,14 @@ target_compile_options(dflash_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${DFLASH_WERROR}>>:-Werror>)
 if(DFLASH_SANITIZE)
   # CAF 0.17.6 binds a null reference for actors without arguments: -fno-sanitize=null
-  add_compile_options(-fsanitize=address,undefined -fno-sanitize=null -fno-omit-frame-pointer)
-  add_link_options(-fsanitize=address,undefined)
+  add_compile_options(-fsanitize=${DFLASH_SANITIZE} -fno-sanitize=null -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${DFLASH_SANITIZE})
+endif()
+
+if(DFLASH_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-sanitize=null
+    -fprofile-instr-generate -fcoverage-mapping)
+  add_link_options(-fsanitize=address,undefined -fprofile-instr-generate)
 endif()
 
 # dflash_library(NAME [LINK targets...]): a static library of all .cpp files in this folder (not below it).

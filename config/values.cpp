@@ -14,6 +14,8 @@ template <class... Fs>
 struct overloaded : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+overloaded(Fs...) -> overloaded<Fs...>;  // Clang 14 does not make it by itself
 
 template <class T>
 const T& look(member<T> at, const run_config& config) {

@@ -13,6 +13,18 @@ namespace {
 
 constexpr const char* manifest_name = "capture.json";
 constexpr int64_t manifest_format = 1;
+// What a file may claim: sizes made of these do not overflow.
+constexpr int64_t most_layers = 4096, most_width = 1 << 20, most_row_tokens = 1 << 24;
+constexpr int64_t most_tokens = int64_t{1} << 40;
+
+int64_t count(const json_file& f, const char* key, int64_t most) {
+  const int64_t value = f.get_int(key);
+  if (value < 0 || value > most)
+    throw error(std::to_string(value) + " is not between 0 and " + std::to_string(most),
+                f.where(key),
+                "the file is damaged: capture the hidden states again");
+  return value;
+}
 
 std::string list_of(const std::vector<int>& taps) {
   return fmt::format("{}", fmt::join(taps, " "));
@@ -61,15 +73,21 @@ std::optional<capture_manifest> read_manifest(const std::filesystem::path& folde
   m.dtype = f.get_string("dtype");
   if (m.dtype != "bf16" && m.dtype != "fp32")
     throw error("unknown type \"" + m.dtype + "\"", f.where("dtype"), "bf16 or fp32");
-  for (const int64_t tap : f.get_ints("taps")) m.taps.push_back(static_cast<int>(tap));
+  for (const int64_t tap : f.get_ints("taps")) {
+    if (tap < 0 || tap >= most_layers)
+      throw error("there is no layer " + std::to_string(tap), f.where("taps"));
+    m.taps.push_back(static_cast<int>(tap));
+  }
+  if (m.taps.empty() || m.taps.size() > most_layers)
+    throw error("a capture has 1 to " + std::to_string(most_layers) + " taps", f.where("taps"));
   m.last = f.get_bool("last");
-  m.width = f.get_int("width");
+  m.width = count(f, "width", most_width);
   m.data_hash = f.get_string("data_hash");
-  m.documents = f.get_int("documents");
-  m.tokens = f.get_int("tokens");
-  m.row_tokens = f.get_int("row_tokens");
-  m.rows = f.get_int("rows");
-  m.threads = f.get_int("target_threads");
+  m.documents = count(f, "documents", most_tokens);
+  m.tokens = count(f, "tokens", most_tokens);
+  m.row_tokens = count(f, "row_tokens", most_row_tokens);
+  m.rows = count(f, "rows", most_tokens);
+  m.threads = count(f, "target_threads", 1 << 16);
   m.program = f.get_string("program");
   m.complete = f.get_bool("complete");
   return m;

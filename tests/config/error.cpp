@@ -15,6 +15,12 @@ TEST_CASE("an error is one text and keeps its parts") {
   CHECK(std::string(error("bare").what()) == "bare");
 }
 
+TEST_CASE("control characters of a hostile name are printed, not acted on") {
+  using namespace std::string_literals;
+  const error e("no tensor \"a\0b\x1b[2J\""s, "m\r.toml:1", "two\n\tlines\x7f");
+  CHECK(e.what() == "no tensor \"a\\x00b\\x1b[2J\" (m\\x0d.toml:1)\nhint: two\n\tlines\\x7f"s);
+}
+
 TEST_CASE("check texts list their values") {
   CHECK(detail::check_text("no room") == "no room");
   CHECK(detail::check_text("no room", 3, "of", 2.5) == "no room: 3, of, 2.5");
