@@ -137,6 +137,10 @@ json_file json_file::parse(std::string text, std::filesystem::path name) {
     throw error("not valid JSON",
                 place(file.path_, text, problem.byte),
                 "mend the file by hand or fetch it again");
+  } catch (const nlohmann::json::out_of_range& problem) {  // 1e400
+    throw error("it holds a number that no double can: " + std::string(problem.what()),
+                file.path_.string(),
+                "the file is damaged: get it again");
   }
   if (!file.root_.is_object())
     throw error(

@@ -1,6 +1,6 @@
 // main of a fuzz target that is built without libFuzzer: runs a corpus, then inputs made from it by
-// seeded mutations (bytes flipped, set, cut, doubled, spliced from another file, numbers replaced by
-// edge values). The same seed gives the same inputs; the one that kills the process is left in
+// seeded mutations (bytes flipped, set, cut, doubled, spliced from another file, numbers replaced
+// by edge values). The same seed gives the same inputs; the one that kills the process is left in
 // --artifact. Built with libFuzzer instead (preset fuzz), the target has libFuzzer's own main.
 #include <sys/resource.h>
 
@@ -30,14 +30,27 @@ bytes read_bytes(const std::filesystem::path& path) {
 }
 
 void replace_number(bytes& input, engine& random) {
-  static const std::vector<std::string> edges = {
-      "0",     "-1",      "1",          "9223372036854775807", "9223372036854775808", "1e308",
-      "1e400", "-0.0",    "4294967296", "18446744073709551615", "null",               "[]",
-      "{}",    "\"text\"", "true",       "99999999999",          "2147483648",         "0.5"};
+  static const std::vector<std::string> edges = {"0",
+                                                 "-1",
+                                                 "1",
+                                                 "9223372036854775807",
+                                                 "9223372036854775808",
+                                                 "1e308",
+                                                 "1e400",
+                                                 "-0.0",
+                                                 "4294967296",
+                                                 "18446744073709551615",
+                                                 "null",
+                                                 "[]",
+                                                 "{}",
+                                                 "\"text\"",
+                                                 "true",
+                                                 "99999999999",
+                                                 "2147483648",
+                                                 "0.5"};
   std::vector<size_t> digits;
   for (size_t i = 0; i < input.size(); ++i)
-    if (input[i] >= '0' && input[i] <= '9' &&
-        (i == 0 || input[i - 1] < '0' || input[i - 1] > '9'))
+    if (input[i] >= '0' && input[i] <= '9' && (i == 0 || input[i - 1] < '0' || input[i - 1] > '9'))
       digits.push_back(i);
   if (digits.empty()) return;
   const size_t begin = digits[below(random, digits.size())];
@@ -91,7 +104,8 @@ void mutate(bytes& input, const bytes& other, engine& random, size_t max_size) {
       for (size_t i = 0; i < 8; ++i) input[place + i] = static_cast<uint8_t>(value >> (8 * i));
       break;
     }
-    default: replace_number(input, random);
+    default:
+      replace_number(input, random);
   }
   if (input.size() > max_size) input.resize(max_size);
 }

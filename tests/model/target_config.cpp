@@ -247,4 +247,10 @@ TEST_CASE("case 08: each text tensor that is missing is named as the file would 
   CHECK(removed == 25);
 }
 
+TEST_CASE("a number that no double can hold is an error of the file, not of the program") {
+  for (const char* text : {"{\"a\": 1e400}", "{\"vocab_size\": -1e999}"})
+    CHECK_THROWS_WITH(json_file::parse(text, "config.json"),
+                      Catch::Contains("no double") && Catch::Contains("config.json"));
+}
+
 }  // namespace dflash
