@@ -130,9 +130,9 @@ TEST_CASE("a mailbox as JSON has every figure") {
 }
 
 TEST_CASE("rows of mailboxes are chosen by name and sorted by any figure") {
-  std::vector<mailbox_row> rows = {{.actor = "target_forward 0", .depth = 1},
-                                   {.actor = "target_forward 10", .depth = 3},
-                                   {.actor = "drafter_train 1", .depth = 2}};
+  std::vector<mailbox_row> rows = {{.actor = "target_forward 0", .state = {}, .depth = 1},
+                                   {.actor = "target_forward 10", .state = {}, .depth = 3},
+                                   {.actor = "drafter_train 1", .state = {}, .depth = 2}};
   CHECK(rows_named(rows, "target_forward").size() == 2);
   CHECK(rows_named(rows, "target_forward 1").empty());
   CHECK(rows_named(rows, "drafter_train 1").size() == 1);
