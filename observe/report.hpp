@@ -3,6 +3,7 @@
 // stand side by side.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -33,6 +34,17 @@ struct run_report {
   std::vector<std::string> troubles;  // restarts, retired lanes, skipped steps, dropped batches
   std::vector<std::pair<std::string, double>> held_out;  // "tau humaneval", 1.4
 };
+
+/// The names in one member of all runs (figures, held_out, ...), each once, in order.
+template <class Member>
+std::vector<std::string> names_of(std::span<const run_report> runs, Member member) {
+  std::vector<std::string> names;
+  for (const run_report& r : runs)
+    for (const auto& pair : r.*member)
+      if (std::find(names.begin(), names.end(), pair.first) == names.end())
+        names.push_back(pair.first);
+  return names;
+}
 
 /// Throws error naming the file if the folder is no run, or a file of it is damaged.
 run_report read_report(const std::filesystem::path& folder);

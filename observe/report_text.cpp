@@ -42,16 +42,6 @@ std::string text_of(const Pairs& pairs, const std::string& name) {
   return "-";
 }
 
-template <class Member>
-std::vector<std::string> names_of(std::span<const run_report> runs, Member member) {
-  std::vector<std::string> names;
-  for (const run_report& r : runs)
-    for (const auto& pair : r.*member)
-      if (std::find(names.begin(), names.end(), pair.first) == names.end())
-        names.push_back(pair.first);
-  return names;
-}
-
 }  // namespace
 
 std::string report_text(std::span<const run_report> runs) {
