@@ -107,6 +107,7 @@ void advance_replicas(self_ptr self) {
   life.step = s.book->steps();
   life.attempt = s.book->attempt();
   life.state = joining->state;
+  life.donor = joining->donor;
   spawn_drafters(self, joining->ranks, std::move(life));
 }
 
@@ -117,7 +118,8 @@ void on_held(self_ptr self, const replica_held& m) {
 
 void on_ready(self_ptr self, const replica_ready& m) {
   coordinator_state& s = self->state;
-  if (s.shutdown_stage || !s.replicas->joined(m.rank)) return;
+  if (s.shutdown_stage || s.links->drafter_lives.at(m.rank) != m.life) return;
+  if (!s.replicas->joined(m.rank)) return;
   if (s.last_commit_ns > 0) s.last_commit_ns = now_ns();  // what it took is no step
   if (s.going_back)
     go_on_from(self, m.step);

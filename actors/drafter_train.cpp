@@ -227,7 +227,7 @@ void begin_life(self_ptr self) {
   drafter_state& s = self->state;
   life_of_drafter& life = s.options.life;
   const uint32_t rank = self->identity().index;
-  const bool later = life.restore || life.state;
+  const bool copied = life.state != nullptr;
   if (life.restore)
     life.step = s.options.work.restore();
   else if (life.state)
@@ -235,9 +235,13 @@ void begin_life(self_ptr self) {
   life.state = nullptr;
   s.credit_epoch = life.number * epochs_of_a_life;
   s.order.emplace(*s.options.plan, rank, s.options.drafters, life.step);
-  if (!later) return;
+  if (!copied && !life.restore) return;
   self->fault("joined");
-  self->send(s.links->coordinator, replica_ready{life.step, rank});
+  const replica_ready ready{life.step, rank, life.number};
+  if (copied)
+    self->send(s.links->drafters.at(life.donor), ready);
+  else
+    self->send(s.links->coordinator, ready);
 }
 
 void start(self_ptr self, const start_run& m) {
@@ -284,6 +288,7 @@ drafter_actor spawn_drafter(caf::actor_system& system,
             [=](const step_part& m) { reduce(self, m); },
             [=](const step_go& m) { update(self, m); },
             [=](const step_hold& m) { hold(self, m); },
+            [=](const replica_ready& m) { self->send(self->state.links->coordinator, m); },
             [=](const save_request& m) { save(self, m); },
             [=](const refused_batch& m) { self->send(self->state.links->dispatcher, m); },
             [=](next_atom) { train_one(self); },

@@ -33,6 +33,7 @@ struct life_of_drafter {
   uint64_t step = 0;  // the open one
   uint32_t attempt = 0;
   std::shared_ptr<const replica_state> state;  // to be taken over; null: it has it
+  uint32_t donor = 0;                          // whose state that is
   bool restore = false;                        // or from a checkpoint, which says the step
 };
 

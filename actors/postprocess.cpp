@@ -68,7 +68,9 @@ tensor_handle move_to_drafter(postprocess_state& s, const captured& m) {
 
 // The drafter has died since the job was handed out; a later life has granted no room for it.
 bool nobody_wants(const postprocess_state& s, const capture_job& job) {
-  return !s.links->drafters.at(job.drafter) || s.links->drafter_lives.at(job.drafter) != job.life;
+  const uint32_t life = s.links->drafter_lives.at(job.drafter);
+  DFLASH_CHECK(job.life <= life, "room of a drafter that nobody has told of", job.drafter);
+  return !s.links->drafters.at(job.drafter) || life != job.life;
 }
 
 void process(self_ptr self, const captured& m) {

@@ -61,7 +61,7 @@ std::optional<replica_book::joining> replica_book::join() {
   }
   round_.reset();
   if (!donor) return std::nullopt;  // all of them died meanwhile
-  joining now{{}, replicas_[*donor].state};
+  joining now{{}, replicas_[*donor].state, *donor};
   for (uint32_t i = 0; i < replicas_.size(); ++i) {
     replicas_[i].state = nullptr;
     if (replicas_[i].now != condition::ready) continue;

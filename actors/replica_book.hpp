@@ -40,6 +40,7 @@ public:
   struct joining {
     std::vector<uint32_t> ranks;
     std::shared_ptr<const replica_state> state;
+    uint32_t donor = 0;
   };
   std::optional<joining> join();
   // Nobody is left: who goes back to a checkpoint, if its back-off is over.

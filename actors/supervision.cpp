@@ -109,7 +109,6 @@ void send_links(const std::shared_ptr<const pipeline_links>& links) {
   tell(links->inspector);
   tell(links->checkpointer);
   tell(links->evaluator);
-  for (const auto& drafter : links->drafters) tell(drafter);
   for (const auto& post : links->postprocess) tell(post);
   tell(links->dispatcher);
   tell(links->loader);

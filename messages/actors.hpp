@@ -122,6 +122,8 @@ using drafter_actor = caf::typed_actor<
     caf::reacts_to<step_go>,
     // another drafter comes back: drop its part of the open step, show your state
     caf::reacts_to<step_hold>,
+    // a copy of its state is complete: for the coordinator
+    caf::reacts_to<replica_ready>,
     // copy what a checkpoint needs
     caf::reacts_to<save_request>,
     // its own fuse: a batch came without room for it

@@ -254,11 +254,13 @@ struct replica_held {
   std::shared_ptr<const replica_state> state;
 };
 
-// Drafter to coordinator, in a later life: it has the state after `step` steps, taken from another
-// replica or from a checkpoint.
+// In a later life of a drafter: it has the state after `step` steps. From a checkpoint: to the
+// coordinator. From another replica: to that one, which passes it on; if it still does, it was
+// alive, and its memory good, when the copy was complete.
 struct replica_ready {
   uint64_t step = 0;
   uint32_t rank = 0;
+  uint32_t life = 0;
 };
 
 // Why a step changes no weights.

@@ -247,6 +247,50 @@ TEST_CASE("the donor of a state dies while it is copied: the copy is void", "[gu
   CHECK(restarts_of(result, "drafter_train 1") == 2);
 }
 
+// The copy is complete and its owner at work before anybody can know that the donor is gone.
+TEST_CASE("the donor of a state dies before it vouches for the copy: the copy is void",
+          "[guarantees]") {
+  // Each step has batches 4s .. 4s + 3, the even ones for drafter 0.
+  layout l{.targets = 2, .drafters = 2, .steps = 8, .accumulation = 2, .noise = 0.05};
+  const test::scratch_folder folder;
+  training t(l, folder.path());
+  restart_soon(t);
+  constexpr uint64_t last_before_the_copy = 10;  // of step 2, trained by the donor while it holds
+  latch held, spoiled, copy_works;
+  planned_deaths planned(t, {{1, "forward", 4}});  // in step 2
+  std::atomic<bool> copied{false};
+  t.parts().drafters[0].state = [&, inner = t.parts().drafters[0].state] {
+    held.open();
+    return inner();
+  };
+  for (auto& capture : t.parts().targets)
+    capture = [&, inner = capture](const batch& b) {
+      if (b.k == last_before_the_copy) held.wait();
+      return inner(b);
+    };
+  t.parts().drafters[1].load_state =
+      [&, inner = t.parts().drafters[1].load_state](const replica_state& from) {
+        if (!copied) spoiled.wait();
+        inner(from);
+        copied = true;
+      };
+  t.parts().faults = [&](const std::string& actor, std::string_view point) {
+    if (actor == "drafter_train 0" && point == "forward" && held.is_open() && !spoiled.is_open()) {
+      spoil(t.trainer(0));
+      spoiled.open();
+      copy_works.wait();
+      throw std::runtime_error("fault at forward");
+    }
+    planned(actor, point);
+    if (actor == "drafter_train 1" && point == "forward" && copied) copy_works.open();
+  };
+  const auto result = run_in_time(t);
+  equals_undisturbed(t, result, folder.path(), l);
+  CHECK(planned.all_happened());
+  CHECK(copy_works.is_open());
+  CHECK(restarts_of(result, "dispatcher") == 1);  // gone back to the start: no replica was left
+}
+
 TEST_CASE("drafter 0 dies when it is to save: each checkpoint once", "[guarantees]") {
   for (const uint32_t drafters : {1U, 2U}) {
     INFO(drafters << " drafters");
@@ -277,18 +321,15 @@ TEST_CASE("a checkpoint that is lost with drafter 0 is made up for", "[guarantee
   std::vector<uint64_t> saved;
   note_saves(t, saved);
   // Metrics is slow, so that step 4 is reduced before the save is asked for.
-  std::atomic<bool> reduced{false}, updated{false}, once{true};
-  const auto wait_for = [](const std::atomic<bool>& what) {
-    for (int i = 0; i < 10000 && !what; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
+  latch reduced, updated;
+  std::atomic<bool> once{true};
   std::atomic<int> written{0}, reductions{0}, updates{0};
   t.parts().faults = [&](const std::string& actor, std::string_view point) {
-    if (actor == "metrics" && point == "written" && ++written == 3) wait_for(reduced);
-    if (actor == "drafter_train 0" && point == "reduced" && ++reductions == 4) reduced = true;
-    if (actor == "drafter_train 1" && point == "updated" && ++updates == 4) updated = true;
+    if (actor == "metrics" && point == "written" && ++written == 3) reduced.wait();
+    if (actor == "drafter_train 0" && point == "reduced" && ++reductions == 4) reduced.open();
+    if (actor == "drafter_train 1" && point == "updated" && ++updates == 4) updated.open();
     if (actor != "drafter_train 0" || point != "save" || !once.exchange(false)) return;
-    wait_for(updated);
+    updated.wait();
     spoil(t.trainer(0));
     throw std::runtime_error("fault at save");
   };

@@ -25,6 +25,7 @@
 #include "actors/supervision.hpp"
 #include "data/random.hpp"
 #include "model/replica_state.hpp"
+#include "tests/actors/latch.hpp"
 #include "tests/actors/training_fixture.hpp"
 
 namespace dflash::pipeline_test {

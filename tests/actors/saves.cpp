@@ -6,6 +6,7 @@
 
 #include "actors/save_book.hpp"
 #include "config/error.hpp"
+#include "tests/actors/latch.hpp"
 #include "tests/actors/training_fixture.hpp"
 
 using namespace dflash;
@@ -172,20 +173,22 @@ TEST_CASE("training goes on while a checkpoint is written, and waits when the ne
   training t(l);
   std::atomic<bool> writing{false};
   std::atomic<int> trained_meanwhile{0};
+  latch three_trained;
   t.parts().drafters[0].snapshot = [&](const save_request& r) {
     return [&, r] {
+      if (r.steps != 4) return;
       writing = true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(r.steps == 4 ? 400 : 1));
+      three_trained.wait();
       writing = false;
     };
   };
   auto work = t.parts().drafters[1].accumulate;
   t.parts().drafters[1].accumulate = [&, work](const drafter_input& input, bool measured) {
-    if (writing) ++trained_meanwhile;
+    if (writing && ++trained_meanwhile == 3) three_trained.open();
     return work(input, measured);
   };
   completes(t);
-  CHECK(trained_meanwhile >= 3);
+  CHECK(three_trained.is_open());
   CHECK(at::equal(t.weights(), undisturbed({.drafters = 2, .steps = 12})));
 
   training again(l);
@@ -358,15 +361,15 @@ TEST_CASE("a checkpoint that cannot be evaluated is named, the others are") {
 
 TEST_CASE("a stop does not wait for an evaluation; it is made when the run goes on") {
   const test::scratch_folder folder;
-  std::atomic<bool> given_up{false};
+  latch given_up;
   uint64_t stopped_at = 0;
   {
     training t({.steps = 40}, folder.path());
     evaluate_as(t, 5, 0, [&](uint64_t) -> double {
-      while (!given_up) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      given_up.wait();
       throw std::runtime_error("given up");
     });
-    t.parts().give_up_evaluation = [&] { given_up = true; };
+    t.parts().give_up_evaluation = [&] { given_up.open(); };
     std::function<void()> stop;
     t.parts().on_started = [&](std::function<void()> s) { stop = std::move(s); };
     auto update = t.parts().drafters[0].update;
