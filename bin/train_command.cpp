@@ -9,6 +9,7 @@
 #include <caf/io/all.hpp>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "actors/pipeline.hpp"
+#include "actors/runtime/seeded_faults.hpp"
 #include "bin/checkpoint_saver.hpp"
 #include "bin/commands.hpp"
 #include "bin/overrides.hpp"
@@ -233,6 +235,15 @@ std::string details(const run_config& config, const recent_log& log) {
   return text + "\n";
 }
 
+// DFLASH_FAULTS: actors die on purpose, to see what the run makes of it.
+fault_points::function rehearsed_faults() {
+  const char* text = std::getenv("DFLASH_FAULTS");
+  if (text == nullptr) return {};
+  auto faults = parse_seeded_faults(text, "DFLASH_FAULTS");
+  spdlog::warn("actors of this run die on purpose: DFLASH_FAULTS={}", text);
+  return faults;
+}
+
 int train(const std::string& file, const std::vector<std::string>& given, bool resume) {
   std::vector<std::string> overrides = given;
   const std::vector<std::string> caf_options = take_caf_options(overrides);
@@ -244,6 +255,7 @@ int train(const std::string& file, const std::vector<std::string>& given, bool r
   const network_address listen = parse_address(config.net.listen, "net.listen");
   check_can_listen(listen, "net.listen");
   check_page(config);
+  const fault_points::function faults = rehearsed_faults();
   run_folder folder(config.run.dir, config.run.resume);
   const pipeline_system_config system_config(true, caf_options);
   signal_watch signals;  // before any thread is made
@@ -286,6 +298,7 @@ int train(const std::string& file, const std::vector<std::string>& given, bool r
           work_of(setup.trainers[i],
                   restorer(setup, folder.checkpoints()),
                   i == 0 ? checkpoint_saver(setup, folder.checkpoints()) : checkpoint_writer()));
+    parts.faults = faults;
     meter = service_meter::attach(parts);
     parts.publish = publisher(system, listen, folder);
     parts.on_started = [&](std::function<void()> stop) { signals.start(std::move(stop)); };

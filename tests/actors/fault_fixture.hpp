@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "actors/runtime/seeded_faults.hpp"
 #include "actors/supervision.hpp"
 #include "data/random.hpp"
 #include "model/replica_state.hpp"
@@ -59,64 +60,6 @@ inline std::string state_of(const pipeline_result& result, const std::string& na
 inline void restart_soon(training& t, uint32_t max_failures = 1000) {
   t.parts().restart = {max_failures, std::chrono::milliseconds(1), std::chrono::milliseconds(4)};
 }
-
-inline uint64_t hash_of(const std::string& text) {
-  uint64_t hash = 0;
-  for (const char c : text) hash = hash * 131 + static_cast<uint64_t>(c);
-  return hash;
-}
-
-// Throws at a share of the fault points of some actors, at most `most` times each, and delays
-// others a little. Where depends on the seed and on how often an actor has passed a point.
-class seeded_faults {
-public:
-  seeded_faults(uint64_t seed, std::vector<std::string> actors, double share, uint64_t most = 6)
-      : seed_(seed), actors_(std::move(actors)), share_(share), most_(most) {}
-
-  void operator()(const std::string& actor, std::string_view point) {
-    uint64_t passed = 0;
-    {
-      const std::lock_guard guard(mutex_);
-      passed = passed_[actor]++;
-    }
-    const random_stream stream{seed_ + hash_of(actor), random_domain::sampling, passed};
-    if (stream.u32(3) % 8 == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(stream.u32(2) % 1000));
-    if (stream.uniform(0) >= share_) return;
-    for (const std::string& name : actors_)
-      if (actor.starts_with(name)) die(actor, point);
-  }
-
-  uint64_t thrown() const {
-    const std::lock_guard guard(mutex_);
-    uint64_t sum = 0;
-    for (const auto& [actor, count] : thrown_) sum += count;
-    return sum;
-  }
-  std::set<std::string> points() const {
-    const std::lock_guard guard(mutex_);
-    return points_;
-  }
-
-private:
-  void die(const std::string& actor, std::string_view point) {
-    {
-      const std::lock_guard guard(mutex_);
-      if (thrown_[actor] >= most_) return;
-      ++thrown_[actor];
-      points_.insert(actor.substr(0, actor.find(' ')) + ":" + std::string(point));
-    }
-    throw std::runtime_error(fmt::format("fault at {}", point));
-  }
-
-  uint64_t seed_;
-  std::vector<std::string> actors_;
-  double share_;
-  uint64_t most_;
-  mutable std::mutex mutex_;
-  std::map<std::string, uint64_t> passed_, thrown_;
-  std::set<std::string> points_;
-};
 
 inline const std::vector<std::string> all_but_drafters = {
     "target_forward", "postprocess", "loader", "metrics"};
@@ -164,19 +107,25 @@ struct undisturbed {
   }
 };
 
+// `dead`: drafters that died after the last step, are not needed again and have lost their memory:
+// the last checkpoint has to have what they had.
 inline void equals_undisturbed(training& t,
                                const pipeline_result& result,
                                const std::filesystem::path& folder,
-                               const layout& l) {
+                               const layout& l,
+                               const std::set<uint32_t>& dead = {}) {
   const undisturbed& calm = undisturbed::of(l);
   INFO(result.outcome.reason);
   REQUIRE(result.outcome.status == run_status::completed);
   CHECK(result.outcome.stuck.empty());
   for (uint32_t i = 0; i < l.drafters; ++i) {
-    // One that died in the last step is not needed again.
-    if (state_of(result, fmt::format("drafter_train {}", i)) == activity_text(activity::restarting))
-      continue;
     INFO("drafter " << i);
+    const std::string now = state_of(result, fmt::format("drafter_train {}", i));
+    if (dead.count(i) > 0 || now == activity_text(activity::restarting)) {
+      const checkpoint_scan scan = find_checkpoint(folder / "checkpoints");
+      REQUIRE(scan.newest);
+      load_checkpoint(*scan.newest, scan.state, t.trainer(i));
+    }
     CHECK(same_bits(state_copy(t.trainer(i)), calm.state));
     CHECK(t.trainer(i).state().updates() == calm.updates);
   }

@@ -89,18 +89,18 @@ struct fixture : test_coordinator_fixture<test_config> {
 
 }  // namespace
 
-TEST_CASE_METHOD(fixture, "drafters hear of a change last, and once: whatever they set going finds "
-                          "the others informed", "[guarantees]") {
+TEST_CASE_METHOD(fixture,
+                 "drafters hear of a change last, and once: whatever they set going finds "
+                 "the others informed",
+                 "[guarantees]") {
   const auto l = std::make_shared<const pipeline_links>(links());
   send_links(l);
   std::vector<std::string> order;
   for (const caf::resumable* job : sched.jobs)
     order.emplace_back(dynamic_cast<const caf::local_actor*>(job)->name());
-  CHECK(order == std::vector<std::string>{"postprocess",
-                                          "dispatcher",
-                                          "target_forward",
-                                          "drafter_train",
-                                          "drafter_train"});
+  CHECK(order ==
+        std::vector<std::string>{
+            "postprocess", "dispatcher", "target_forward", "drafter_train", "drafter_train"});
   for (const char* actor : {"drafter_train 0", "drafter_train 1"}) {
     INFO(actor);
     for (const mailbox_report& row : registry->rows())
@@ -108,8 +108,10 @@ TEST_CASE_METHOD(fixture, "drafters hear of a change last, and once: whatever th
   }
 }
 
-TEST_CASE_METHOD(fixture, "hidden states for an earlier life of a drafter go nowhere; their slot "
-                          "comes back", "[guarantees]") {
+TEST_CASE_METHOD(fixture,
+                 "hidden states for an earlier life of a drafter go nowhere; their slot "
+                 "comes back",
+                 "[guarantees]") {
   const auto l = std::make_shared<const pipeline_links>(links());
   send_links(l);
   consume_messages();

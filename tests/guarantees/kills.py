@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -107,3 +108,18 @@ class KilledRuns:
         best = os.path.join("checkpoints", "best")
         if os.path.exists(os.path.join(whole, best)):
             self.assertEqual(os.readlink(os.path.join(run, best)), os.readlink(os.path.join(whole, best)), what)
+
+
+class RehearsedRuns:
+    """For a test case that is a KilledRuns too."""
+
+    def rehearsed(self, name, whole, options, faults, timeout=300):
+        """A run whose actors die as DFLASH_FAULTS says: the same bits. Returns how many deaths and how many of drafters."""
+        run = self.path(name)
+        result = subprocess.run(self.command(run, options, False), env={**os.environ, "DFLASH_FAULTS": faults},
+                                capture_output=True, text=True, timeout=timeout, check=False)  # fmt: skip
+        self.assertEqual(result.returncode, 0, f"{faults}\n{result.stdout}{result.stderr}")
+        died = re.findall(r"error (\w+)(?: \d+)? died: fault at", result.stderr)
+        self.assertGreater(len(died), 0, f"{faults}\n{result.stderr}")
+        self.same(run, whole, faults)
+        return len(died), died.count("drafter_train")
