@@ -7,7 +7,7 @@ import unittest
 
 import numpy as np
 
-from tests.bin.fixture import DFLASH
+from tests.bin.fixture import DFLASH, write_prompts
 from tests.bin.measure import peak_bytes
 from tools.common import write_shard
 
@@ -48,6 +48,10 @@ RUNS = {
         "--draft.layers=5", "--data.row_tokens=2048", "--data.anchors=256", "--draft.block_size=8", "--optim.name=muon", "--optim.ema=0.99",
     ),
     "1 + 1, kl": ("--loss.terms={kl=1.0}", "--loss.gamma=4.0"),
+    "1 + 1, a checkpoint every 2 steps": ("--checkpoint.every=2",),
+    "1 + 1, evaluated every 4 steps": (
+        "--eval.every=4", "--eval.max_new_tokens=32", '--data.held_out=["{folder}/held_out.safetensors"]', '--eval.prompts=["{folder}/prompts.safetensors"]',
+    ),
 }  # fmt: skip
 
 
@@ -59,6 +63,8 @@ class Forecast(unittest.TestCase):
         random = np.random.default_rng(1)
         documents = [random.integers(20, 49000, 1000).tolist() for _ in range(64)]
         write_shard(os.path.join(self.folder, "train.safetensors"), documents, [[0] * 100 + [1] * 900] * 64)
+        write_shard(os.path.join(self.folder, "held_out.safetensors"), documents[:4], [[0] * 100 + [1] * 900] * 4)
+        write_prompts(os.path.join(self.folder, "prompts.safetensors"), count=8, length=40, vocab=49000)
         self.file = os.path.join(self.folder, "run.toml")
         with open(self.file, "w", encoding="utf-8") as f:
             f.write(RUN.format(folder=self.folder, model=os.path.abspath(MODEL)))
@@ -69,6 +75,7 @@ class Forecast(unittest.TestCase):
 
     def test_peak_memory_is_within_ten_percent(self):
         for i, (name, more) in enumerate(RUNS.items()):
+            more = [option.replace("{folder}", self.folder) for option in more]
             with self.subTest(run=name):
                 forecast = self.plan(*more)["memory"][0]["bytes"]
                 measured, _ = peak_bytes(DFLASH, "train", self.file, f"--run.dir={self.folder}/run{i}", *more)
