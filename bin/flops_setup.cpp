@@ -31,8 +31,7 @@ double peak_flops_of(const training_setup& s) {
   if (s.config.metrics.peak_flops > 0) return s.config.metrics.peak_flops;
   if (s.dtype != compute_dtype::bf16) return 0;
   std::set<std::string> lanes(s.config.layout.drafters.begin(), s.config.layout.drafters.end());
-  if (!s.from_disk())
-    lanes.insert(s.config.layout.targets.begin(), s.config.layout.targets.end());
+  if (!s.from_disk()) lanes.insert(s.config.layout.targets.begin(), s.config.layout.targets.end());
   std::vector<std::string> devices;
   for (const std::string& lane : lanes) devices.push_back(device_of(parse_lane(lane)));
   return known_peak_flops(devices).value_or(0);

@@ -12,8 +12,13 @@ TEST_CASE("peaks are known by the driver's name of a device, and only by all of 
   CHECK(known_peak_flops("A100-SXM4-40GB") == 312e12);  // older drivers
   CHECK(known_peak_flops("NVIDIA B200") == 2250e12);
   CHECK(known_peak_flops("NVIDIA GeForce RTX 4090") == 165.2e12);
-  for (const char* other : {"", "NVIDIA ", "NVIDIA GeForce RTX 4090 D", "NVIDIA H200 MIG 1g.18gb",
-                            "NVIDIA H1000", "AMD EPYC 9654", "Tesla T4"}) {
+  for (const char* other : {"",
+                            "NVIDIA ",
+                            "NVIDIA GeForce RTX 4090 D",
+                            "NVIDIA H200 MIG 1g.18gb",
+                            "NVIDIA H1000",
+                            "AMD EPYC 9654",
+                            "Tesla T4"}) {
     INFO(other);
     CHECK_FALSE(known_peak_flops(other));
   }
