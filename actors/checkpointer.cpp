@@ -38,6 +38,7 @@ void record(self_ptr self, const evaluation_record& m) {
   checkpointer_state& s = self->state;
   self->fault("records");
   record_done done;
+  const auto stage = s.stages.within("record");
   try {
     if (s.options.record) s.options.record(m);
   } catch (const std::exception& e) {

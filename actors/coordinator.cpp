@@ -148,24 +148,58 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
         s.outcome.steps = options.commits->first_step;
         s.outcome.saved_step = options.saved_step;
         s.saves.emplace(options.saves);
+        s.stages = stage_sink(options.profile, self->stats());
         s.outcome.evaluations = std::make_shared<const evaluation_history>(s.saves->history());
         self->set_down_handler([self](const caf::down_msg& m) { on_down(self, m); });
         return {
             [=](const start_run& m) { on_start(self, m); },
             [=](const stop_request&) { on_stop(self); },
-            [=](const step_reduced& m) { on_reduced(self, m); },
-            [=](const step_committed& m) { on_committed(self, m); },
-            [=](const replica_held& m) { on_held(self, m); },
-            [=](const replica_ready& m) { on_ready(self, m); },
+            [=](const step_reduced& m) {
+              const auto stage = self->state.stages.within("step reduced");
+              on_reduced(self, m);
+            },
+            [=](const step_committed& m) {
+              const auto stage = self->state.stages.within("step committed");
+              on_committed(self, m);
+            },
+            [=](const replica_held& m) {
+              const auto stage = self->state.stages.within("replicas");
+              on_held(self, m);
+            },
+            [=](const replica_ready& m) {
+              const auto stage = self->state.stages.within("replicas");
+              on_ready(self, m);
+            },
             [=](const batch_dropped& m) { self->state.book->dropped(m.k); },
             [=](const give_up& m) { shut_down(self, run_status::failed, m.reason); },
-            [=](const snapshot_made& m) { self->state.saves->copied(m.steps); },
-            [=](const save_done& m) { on_saved(self, m); },
-            [=](const evaluated& m) { on_evaluated(self, m); },
-            [=](const record_done& m) { on_recorded(self, m); },
-            [=](const step_noted& m) { on_noted(self, m); },
-            [=](const restart_group& m) { on_restart(self, m); },
-            [=](watch_tick) { on_tick(self); },
+            [=](const snapshot_made& m) {
+              const auto stage = self->state.stages.within("saves");
+              self->state.saves->copied(m.steps);
+            },
+            [=](const save_done& m) {
+              const auto stage = self->state.stages.within("saves");
+              on_saved(self, m);
+            },
+            [=](const evaluated& m) {
+              const auto stage = self->state.stages.within("evaluations");
+              on_evaluated(self, m);
+            },
+            [=](const record_done& m) {
+              const auto stage = self->state.stages.within("evaluations");
+              on_recorded(self, m);
+            },
+            [=](const step_noted& m) {
+              const auto stage = self->state.stages.within("step noted");
+              on_noted(self, m);
+            },
+            [=](const restart_group& m) {
+              const auto stage = self->state.stages.within("restart");
+              on_restart(self, m);
+            },
+            [=](watch_tick) {
+              const auto stage = self->state.stages.within("watch");
+              on_tick(self);
+            },
             [=](const stage_deadline& m) { on_deadline(self, m); },
         };
       });

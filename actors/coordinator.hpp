@@ -23,6 +23,7 @@
 #include "actors/replica_book.hpp"
 #include "actors/restart_policy.hpp"
 #include "actors/runtime/metered.hpp"
+#include "actors/runtime/stage_sink.hpp"
 #include "actors/save_book.hpp"
 #include "actors/supervision.hpp"
 
@@ -50,6 +51,7 @@ struct coordinator_options {
   std::function<void()> give_up_evaluation;
   std::chrono::milliseconds stage_deadline{10000};
   std::chrono::milliseconds stall_floor{60000};  // no commit for less is never a stall
+  bool profile = false;
 };
 
 struct supervised {
@@ -83,6 +85,7 @@ struct coordinator_state {
 
   coordinator_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
   std::optional<commit_book> book;
   std::optional<save_book> saves;
   std::optional<replica_book> replicas;

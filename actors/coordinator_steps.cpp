@@ -70,6 +70,7 @@ void on_committed(self_ptr self, const step_committed& m) {
 void step_is_done(self_ptr self, const step_done& done) {
   coordinator_state& s = self->state;
   s.outcome.steps = s.book->steps();
+  s.stages.report_step(self->stats(), done.step);
   note_commit(self);
   self->send(s.links->dispatcher, done);
   if (!done.again) {

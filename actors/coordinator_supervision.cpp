@@ -10,6 +10,7 @@ namespace dflash::coordination {
 void set_links(self_ptr self, std::shared_ptr<const pipeline_links> links) {
   coordinator_state& s = self->state;
   s.links = std::move(links);
+  s.stages.use(s.links->profiler);
   // Before any actor works with them: who looks from outside must not be late.
   if (s.options.on_links) s.options.on_links(s.links);
   send_links(s.links);

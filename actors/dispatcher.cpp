@@ -25,6 +25,7 @@ void show_credits(self_ptr self) {
 void hand_out(self_ptr self) {
   dispatcher_state& s = self->state;
   if (!s.links) return;  // a drafter's grant may overtake start_run
+  const auto stage = s.stages.within("hand out");
   for (capture_job& job : s.book->take_jobs()) {
     if (job.lane < s.links->targets.size())
       self->send(s.links->targets[job.lane], std::move(job));
@@ -42,6 +43,7 @@ void hand_out(self_ptr self) {
 void relink(self_ptr self, const std::shared_ptr<const pipeline_links>& links) {
   dispatcher_state& s = self->state;
   const auto before = std::exchange(s.links, links);
+  s.stages.use(links->profiler);
   if (!before) return;
   for (uint32_t lane = 0; lane < links->postprocess.size(); ++lane) {
     const bool reader = lane >= links->targets.size();
@@ -77,28 +79,34 @@ void made_again_or_dropped(self_ptr self, const capture_job& job) {
 
 dispatcher_actor spawn_dispatcher(caf::actor_system& system,
                                   actor_identity identity,
-                                  dispatch_options options) {
+                                  dispatch_options options,
+                                  bool profile) {
   return spawn_metered<dispatcher_actor, dispatcher_state>(
       system,
       runs_as::scheduled,
       std::move(identity),
-      [options](self_ptr self) -> dispatcher_actor::behavior_type {
+      [options, profile](self_ptr self) -> dispatcher_actor::behavior_type {
         self->state.book.emplace(options);
+        self->state.stages = stage_sink(profile, self->stats());
         dispatch_book* book = &*self->state.book;
+        stage_sink* stages = &self->state.stages;
         return {
             [=](const start_run& m) {
               relink(self, m.links);
               hand_out(self);
             },
             [=](const batch_ready& m) {
+              const auto stage = stages->within("batch loaded");
               book->loaded(m);
               hand_out(self);
             },
             [=](const lane_free& m) {
+              const auto stage = stages->within("lane asks");
               book->lane_asks(m.lane);
               hand_out(self);
             },
             [=](const delivered& m) {
+              const auto stage = stages->within("batch delivered");
               book->delivered_to_drafter(m);
               self->stats().complete();
             },
@@ -117,10 +125,12 @@ dispatcher_actor spawn_dispatcher(caf::actor_system& system,
               hand_out(self);
             },
             [=](const room_grant& m) {
+              const auto stage = stages->within("room granted");
               book->granted(m);
               hand_out(self);
             },
             [=](const credit_return& m) {
+              const auto stage = stages->within("batch trained");
               book->trained(m);
               hand_out(self);
             },
@@ -129,7 +139,10 @@ dispatcher_actor spawn_dispatcher(caf::actor_system& system,
               book->refused(m.k);
               hand_out(self);
             },
-            [=](const step_done& m) { book->committed(m.end_k); },
+            [=](const step_done& m) {
+              book->committed(m.end_k);
+              stages->report_step(self->stats(), m.step);
+            },
             [=](const stop_at& m) { book->stop_at(m.end_k); },
             [=](describe_atom) { return book->describe(); },
         };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "actors/run_watch.hpp"
+#include "actors/runtime/lane_thread.hpp"
 
 namespace dflash {
 
@@ -14,7 +15,8 @@ using self_ptr = metered_ptr<inspector_actor, inspector_state>;
 constexpr std::chrono::seconds describe_timeout{2};
 
 system_report report_of(self_ptr self) {
-  const inspector_state& s = self->state;
+  inspector_state& s = self->state;
+  const auto stage = s.stages.within("look");
   system_report report;
   report.run = s.options.run;
   report.node = node_name();
@@ -27,7 +29,8 @@ system_report report_of(self_ptr self) {
 
 // The dispatcher is asked past its queue; one that is stuck or dead is shown as such.
 caf::result<std::string> dump(self_ptr self) {
-  const inspector_state& s = self->state;
+  inspector_state& s = self->state;
+  const auto stage = s.stages.within("dump");
   self->stats().complete();
   const std::string text = s.options.details ? s.options.details() : std::string();
   if (!s.links || !s.links->dispatcher) return text + "dispatcher: down\n";
@@ -47,18 +50,25 @@ caf::result<std::string> dump(self_ptr self) {
 }  // namespace
 
 inspector_actor spawn_inspector(caf::actor_system& system,
+                                runs_as how,
                                 actor_identity identity,
                                 inspector_options options) {
   return spawn_metered<inspector_actor, inspector_state>(
       system,
-      runs_as::scheduled,
+      how,
       std::move(identity),
-      [options = std::move(options)](self_ptr self) -> inspector_actor::behavior_type {
+      [how, options = std::move(options)](self_ptr self) -> inspector_actor::behavior_type {
+        if (how == runs_as::detached) set_up_lane_thread("inspector", 1);
         self->state.options = options;
+        self->state.stages = stage_sink(options.profile, self->stats());
         return {
-            [=](const start_run& m) { self->state.links = m.links; },
+            [=](const start_run& m) {
+              self->state.links = m.links;
+              self->state.stages.use(m.links->profiler);
+            },
             [=](inspect_atom) {
               self->stats().complete();
+              self->state.stages.report(self->stats(), stage_report::none);  // of the looks before
               return report_of(self);
             },
             [=](dump_atom) { return dump(self); },

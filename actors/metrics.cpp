@@ -171,10 +171,13 @@ void write_step(self_ptr self, const step_done& m) {
   json_object line = step_record(m, total, s.options.terms);
   const uint64_t captured = t.captured - s.options.totals->captured;
   line.add("time", time_record(s, t, total, captured, step_s, waits));
+  s.stages.mark("figures");
   write_line(s, line);
+  s.stages.mark("metrics.jsonl");
   self->fault("written");
   *s.options.totals = t;
   offer(s, m, total, line, waits);
+  s.stages.mark("sinks");
   s.options.steps->store(m.step + 1);
   self->stats().complete();
   self->send(s.links->coordinator, step_noted{m.step});
@@ -186,7 +189,11 @@ void on_step(self_ptr self, const step_done& m) {
     self->send(s.links->coordinator, step_noted{m.step});
     return;
   }
-  write_step(self, m);
+  {
+    const auto stage = s.stages.within("step");
+    write_step(self, m);
+  }
+  s.stages.report_step(self->stats(), m.step);
   for (auto f = s.flushes.begin(); f != s.flushes.end() && f->first <= steps_written(s);) {
     f->second.deliver(f->first);
     f = s.flushes.erase(f);
@@ -212,6 +219,7 @@ void write_evaluation(self_ptr self, const evaluation_note& m) {
   t.tau = e.tau;
   t.held_out_loss = e.loss;
   if (e.step <= t.evaluated_step) return;
+  const auto stage = s.stages.within("evaluation");
   write_line(s, evaluation_line(*m.history, m.index));
   offer_evaluation(s, e);
   t.evaluated_step = e.step;
@@ -227,6 +235,7 @@ caf::result<uint64_t> on_flush(self_ptr self, const flush_metrics& m) {
 
 void start(self_ptr self, const start_run& m) {
   metrics_state& s = self->state;
+  s.stages.use(m.links->profiler);
   if (std::exchange(s.links, m.links)) return;
   run_totals& t = *s.options.totals;
   const bool first_life = self->stats().restarts == 0;
@@ -306,6 +315,7 @@ metrics_actor spawn_metrics(caf::actor_system& system,
       [options = std::move(options)](self_ptr self) -> metrics_actor::behavior_type {
         metrics_state& state = self->state;
         state.options = options;
+        state.stages = stage_sink(options.profile, self->stats());
         state.waits.emplace(self->identity().registry);
         return {
             [=](const start_run& m) { start(self, m); },

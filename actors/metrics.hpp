@@ -13,6 +13,7 @@
 
 #include "actors/runtime/metered.hpp"
 #include "actors/runtime/sink_thread.hpp"
+#include "actors/runtime/stage_sink.hpp"
 #include "actors/step_record.hpp"
 #include "observe/progress.hpp"
 
@@ -87,12 +88,14 @@ struct metrics_options {
   double target_flops = 0, drafter_flops = 0, peak_flops = 0;
   std::shared_ptr<std::atomic<uint64_t>> steps;  // committed, for the inspector
   std::shared_ptr<run_totals> totals;
+  bool profile = false;
 };
 
 struct metrics_state {
   static inline const char* name = "metrics";
   metrics_options options;
   std::shared_ptr<const pipeline_links> links;
+  stage_sink stages;
   std::multimap<uint64_t, caf::typed_response_promise<uint64_t>> flushes;  // by step
   std::optional<jsonl_writer> writer;
   std::optional<wait_meter> waits;

@@ -152,9 +152,11 @@ private:
   }
 
   inspector_actor inspector() {
-    auto actor = spawn_inspector(system_,
-                                 named("inspector"),
-                                 {parts_.run, parts_.plan->total_steps(), steps_, parts_.details});
+    auto actor = spawn_inspector(
+        system_,
+        runs_as::detached,  // while all of the scheduler's threads are taken
+        named("inspector"),
+        {parts_.run, parts_.plan->total_steps(), steps_, parts_.details, profiles()});
     try {
       parts_.publish(actor);
     } catch (...) {
@@ -207,6 +209,7 @@ private:
     o.on_links = parts_.on_links;
     o.stage_deadline = parts_.stage_deadline;
     o.stall_floor = parts_.stall_floor;
+    o.profile = profiles();
     // Without fault points: nothing stands above it.
     return spawn_coordinator(system_, identify(registry_, "coordinator"), std::move(o));
   }
@@ -238,6 +241,7 @@ private:
     o.peak_flops = parts_.peak_flops;
     o.steps = steps_;
     o.totals = totals_;
+    o.profile = profiles();
     return spawn_metrics(system_, named("metrics"), std::move(o));
   }
 
@@ -264,7 +268,7 @@ private:
     o.drafters = limits().drafters;
     o.batch_bytes = limits().batch_bytes;
     o.read_ahead = limits().targets + limits().readers + 2;
-    return spawn_dispatcher(system_, named("dispatcher"), o);
+    return spawn_dispatcher(system_, named("dispatcher"), o, profiles());
   }
 
   target_actor target(uint32_t i) {
@@ -334,7 +338,8 @@ void kill_all(const pipeline_links& links) {
 
 pipeline_system_config::pipeline_system_config(bool with_network,
                                                const std::vector<std::string>& caf_options) {
-  const auto cores = std::max(1U, std::thread::hardware_concurrency());
+  // Two at least: an actor that is stuck must not hide all others.
+  const auto cores = std::max(2U, std::thread::hardware_concurrency());
   set("scheduler.policy", caf::atom("sharing"));
   set("scheduler.max-threads", static_cast<int64_t>(cores));
   set("scheduler.max-throughput", fair_turn);

@@ -15,6 +15,7 @@ using self_ptr = metered_ptr<profiler_actor, profiler_state>;
 
 void on_report(self_ptr self, const stage_report& m) {
   profiler_state& s = self->state;
+  const auto stage = s.stages.within("book");
   s.options.record->add(m, *self->identity().registry);
   if (m.step == stage_report::none || s.failed) return;
   try {
@@ -26,9 +27,15 @@ void on_report(self_ptr self, const stage_report& m) {
 }
 
 void on_step(self_ptr self, const step_done& m) {
-  const profiler_options& o = self->state.options;
+  profiler_state& s = self->state;
+  const profiler_options& o = s.options;
   self->stats().complete();
+  stage_report own;
+  own.actor = self->stats().name;
+  own.spans = s.stages.take();
+  o.record->add(own, *self->identity().registry);
   if (o.interval == 0 || (m.step + 1) % o.interval != 0) return;
+  const auto stage = s.stages.within("table");
   fmt::print(o.stream, "\nstages, step {}:\n{}\n", m.step + 1, o.record->recent().table());
   std::fflush(o.stream);
   o.record->recent().clear();
@@ -47,6 +54,7 @@ profiler_actor spawn_profiler(caf::actor_system& system,
       [how, options](self_ptr self) -> profiler_actor::behavior_type {
         if (how == runs_as::detached) set_up_lane_thread("profiler", 1);
         self->state.options = options;
+        self->state.stages.turn_on();
         return {
             [=](const stage_report& m) { on_report(self, m); },
             [=](const step_done& m) { on_step(self, m); },

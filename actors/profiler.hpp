@@ -8,6 +8,7 @@
 
 #include "actors/runtime/metered.hpp"
 #include "actors/stage_record.hpp"
+#include "device/stage_timer.hpp"
 
 namespace dflash {
 
@@ -21,6 +22,7 @@ struct profiler_state {
   static inline const char* name = "profiler";
   profiler_options options;
   bool failed = false;  // to write the trace
+  stage_timer stages;   // its own
 };
 
 profiler_actor spawn_profiler(caf::actor_system& system,

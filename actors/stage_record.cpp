@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "actors/run_watch.hpp"
+#include "actors/runtime/stage_sink.hpp"
 #include "data/files.hpp"
 
 namespace dflash {
@@ -101,7 +102,7 @@ void stage_record::add_flows(const stage_report& m, int64_t at_ns) {
     }
     return;
   }
-  if (m.step == stage_report::none) return;
+  if (m.step == stage_report::none || m.rank == stage_sink::nobody) return;
   const step_range range = plan_.step(m.step);
   for (auto k = reached_.lower_bound(range.first_k);
        k != reached_.end() && k->first < range.last_k;) {

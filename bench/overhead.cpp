@@ -1,7 +1,9 @@
 // What watching costs: the whole pipeline with a real target and a real drafter, in segments of a
-// few steps that take turns: nothing watched, metrics of every batch, profiler, trace, inspect at
-// 10 Hz, page open. Costs are processor time of the process a step, clients included, as shares of
-// the step with nothing watched before and after it. The last line is JSON.
+// few steps that take turns: nothing watched, metrics of every batch, profiler, trace, inspect,
+// page open. Costs are processor time of the process a step, clients included, as shares of that
+// with nothing watched. Other programs only ever add to it: the lower quartile of all steps of a
+// kind counts. inspect and page look more often than they do, and their costs are divided by that.
+// The last line is JSON.
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -19,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <httplib.h>
@@ -40,7 +43,8 @@ namespace fs = std::filesystem;
 struct options {
   std::string model = ".deps/models/SmolLM2-135M-Instruct";
   int rounds = 12;
-  int steps = 6;  // of a segment; the first is not counted
+  double minutes = 1e9;  // no round begins after them
+  int steps = 6;         // of a segment; the first is not counted
   int64_t row_tokens = 512;
   int64_t anchors = 16;
 };
@@ -54,11 +58,13 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-double median(std::vector<double> values) {
+double lower_quartile(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+  return values.at(values.size() / 4);
 }
+
+// How much more often than 10 Hz and 1 Hz.
+constexpr int inspect_factor = 10, page_factor = 20;
 
 // Random text: what is watched does not depend on it.
 token_documents random_text(int64_t vocab, int64_t tokens) {
@@ -75,11 +81,14 @@ token_documents random_text(int64_t vocab, int64_t tokens) {
   return text;
 }
 
-// Does something again and again while it lives.
+// Does something again and again while it lives. What it looks with is made and ended in its
+// thread: a thread that has touched an actor system keeps that one's logger, whose end the system
+// waits for.
 class client {
 public:
-  client(std::chrono::milliseconds every, std::function<void()> look)
-      : thread_([this, every, look = std::move(look)] {
+  client(std::chrono::milliseconds every, std::function<std::function<void()>()> make_look)
+      : thread_([this, every, make_look = std::move(make_look)] {
+          const std::function<void()> look = make_look();
           while (!end_) {
             look();
             std::this_thread::sleep_for(every);
@@ -119,8 +128,8 @@ public:
           shape_, loss, optim, start, model_, dtype_, uint64_t{1} << 40);
   }
 
-  // Seconds of processor time a step.
-  double segment(const std::string& what) {
+  // Seconds of processor time of each step.
+  std::vector<double> segment(const std::string& what) {
     const auto stages = std::make_shared<stage_timer>();
     pipeline_parts p;
     p.source = source_;
@@ -135,7 +144,7 @@ public:
       return model_->capture(b.input_ids, b.doc_offsets, shape_.taps, false, stages.get()).taps;
     });
     p.metrics_every = what == "metrics_every_1" ? 1 : uint64_t{1} << 40;
-    p.profile = what == "profiler" || what == "trace";
+    p.profile = profiles(what);
     const fs::path file = fs::temp_directory_path() / ("dflash_overhead_trace.json");
     if (what == "trace") p.trace = trace_options{{1, static_cast<uint64_t>(o_.steps)}, file};
     std::vector<double> ends;
@@ -166,16 +175,21 @@ public:
           "bench",
           page_sources{[w = p.watch] { return status_json(w->view()); },
                        [w = p.watch] { return prometheus_text(w->view()); }});
-      looks = std::make_unique<client>(std::chrono::milliseconds(1000), [port = server->port()] {
-        httplib::Client page("127.0.0.1", port);
-        if (!page.Get("/status.json")) throw std::runtime_error("the page does not answer");
-      });
+      looks = std::make_unique<client>(std::chrono::milliseconds(1000 / page_factor),
+                                       [port = server->port()] {
+                                         return [port] {
+                                           httplib::Client page("127.0.0.1", port);
+                                           if (!page.Get("/status.json"))
+                                             throw std::runtime_error("the page does not answer");
+                                         };
+                                       });
     }
     p.on_started = [&](const std::function<void()>&) {
       if (what != "inspect_10hz") return;
       const auto port = system.middleman().publish(inspector, 0, "127.0.0.1");
       if (!port) throw std::runtime_error("cannot publish");
-      looks = std::make_unique<client>(std::chrono::milliseconds(100), remote_look(*port));
+      looks = std::make_unique<client>(std::chrono::milliseconds(100 / inspect_factor),
+                                       [port = *port] { return remote_look(port); });
     };
     const auto result = run_pipeline(system, std::move(p));
     looks = nullptr;
@@ -184,12 +198,22 @@ public:
       throw std::runtime_error("the run failed: " + result.outcome.reason);
     std::error_code ignored;
     fs::remove(file, ignored);
+    if (profiles(what)) {
+      double stages = 0;
+      for (const auto& row : result.stages.rows()) stages += static_cast<double>(row.stats.count);
+      stages_a_step_ = stages / o_.steps;
+    }
     std::vector<double> steps;
     for (size_t i = 1; i < ends.size(); ++i) steps.push_back(ends[i] - ends[i - 1]);
-    return median(steps);
+    return steps;
   }
 
+  // Of all actors, when they are profiled.
+  double stages_a_step() const { return stages_a_step_; }
+
 private:
+  static bool profiles(const std::string& what) { return what == "profiler" || what == "trace"; }
+
   // `dflash inspect --watch` of another process, in a system of its own.
   static std::function<void()> remote_look(uint16_t port) {
     struct remote {
@@ -209,6 +233,7 @@ private:
   }
 
   options o_;
+  double stages_a_step_ = 0;
   compute_dtype dtype_ = compute_dtype::fp32;
   std::shared_ptr<const target> model_;
   drafter_config shape_;
@@ -216,38 +241,97 @@ private:
   std::array<std::shared_ptr<drafter_trainer>, 2> trainers_;  // plain, profiled
 };
 
+// Of a scope with a mark in it, of a timer that is off.
+double seconds_of_a_stage_off() {
+  stage_timer timer;
+  constexpr int calls = 20'000'000;
+  const double began = cpu_seconds();
+  for (int i = 0; i < calls; ++i) {
+    asm volatile("" : : "r"(&timer) : "memory");  // it might be on, for all the compiler knows
+    const auto scope = timer.within("scope");
+    timer.mark("mark");
+  }
+  return (cpu_seconds() - began) / calls;
+}
+
+// Of one that is on, with the profiler's booking of it: what the profiler costs, free of the noise
+// of whole steps.
+double seconds_of_a_stage_on() {
+  stage_timer timer;
+  timer.turn_on();
+  stage_record record({}, step_plan(8, 1, 1, 1, 8), 1);
+  const mailbox_registry registry;
+  constexpr int batches = 20'000, marks = 31;
+  const double began = cpu_seconds();
+  for (int i = 0; i < batches; ++i) {
+    {
+      const auto scope = timer.within("scope");
+      for (int m = 0; m < marks; ++m) timer.mark("mark");
+    }
+    record.add({"drafter_train 0", 0, stage_report::none, 0, timer.take(), {}}, registry);
+  }
+  return (cpu_seconds() - began) / (batches * (marks + 1));
+}
+
+// Steps of every `parts`-th round, from `part` on.
+std::vector<double> pooled(const std::vector<std::vector<double>>& rounds,
+                           size_t part,
+                           size_t parts) {
+  std::vector<double> all;
+  for (size_t i = part; i < rounds.size(); i += parts)
+    all.insert(all.end(), rounds[i].begin(), rounds[i].end());
+  return all;
+}
+
+std::string percent(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f %%", 100 * x);
+  return text;
+}
+
 int run(const options& o) {
   const std::vector<std::string> kinds = {
       "metrics_every_1", "profiler", "trace", "inspect_10hz", "page"};
   bench b(o);
   b.segment("nothing");  // warm
-  std::map<std::string, std::vector<double>> shares;
-  std::vector<double> plain;
-  for (int round = 0; round < o.rounds; ++round)
+  // By round.
+  std::map<std::string, std::vector<std::vector<double>>> steps;
+  std::vector<std::vector<double>> plain;
+  const auto start = std::chrono::steady_clock::now();
+  int rounds = 0;
+  while (rounds < o.rounds && (rounds == 0 || std::chrono::steady_clock::now() - start <
+                                                  std::chrono::duration<double>(60 * o.minutes))) {
+    ++rounds;
+    std::vector<double> without;
     for (const std::string& kind : kinds) {
-      const double before = b.segment("nothing");
-      const double watched = b.segment(kind);
-      const double after = b.segment("nothing");
-      const double without = (before + after) / 2;
-      plain.push_back(without);
-      shares[kind].push_back(watched / without - 1);
+      steps[kind].push_back(b.segment(kind));
+      const std::vector<double> between = b.segment("nothing");
+      without.insert(without.end(), between.begin(), between.end());
     }
-  text_table table({{"watched", align::left}, {"share of a step"}, {"quartiles"}});
+    plain.push_back(std::move(without));
+  }
+  const double step_s = lower_quartile(pooled(plain, 0, 1));
+  text_table table({{"watched", align::left}, {"share of a step"}, {"of a third of the rounds"}});
   json_object json;
   for (const std::string& kind : kinds) {
-    std::vector<double> s = shares[kind];
-    std::sort(s.begin(), s.end());
-    const auto percent = [](double x) {
-      char text[32];
-      std::snprintf(text, sizeof text, "%.2f %%", 100 * x);
-      return std::string(text);
+    const int factor = kind == "inspect_10hz" ? inspect_factor : kind == "page" ? page_factor : 1;
+    const auto share = [&](size_t part, size_t parts) {
+      return (lower_quartile(pooled(steps[kind], part, parts)) /
+                  lower_quartile(pooled(plain, part, parts)) -
+              1) /
+             factor;
     };
-    table.add_row({kind,
-                   percent(median(s)),
-                   percent(s[s.size() / 4]) + " to " + percent(s[s.size() * 3 / 4])});
-    json.add(kind, median(s));
+    std::string thirds;
+    for (size_t part = 0; rounds >= 3 && part < 3; ++part) thirds += percent(share(part, 3)) + "  ";
+    table.add_row({kind, percent(share(0, 1)), thirds});
+    json.add(kind, share(0, 1));
   }
-  json.add("step_s", median(plain)).add("rounds", o.rounds);
+  const double off = seconds_of_a_stage_off() * b.stages_a_step() / step_s;
+  const double on = seconds_of_a_stage_on() * b.stages_a_step() / step_s;
+  table.add_row({"profiler, its stages alone", percent(on), "computed"});
+  table.add_row({"profiler off", percent(off), "computed"});
+  json.add("profiler_off", off).add("profiler_stages", on).add("stages_a_step", b.stages_a_step());
+  json.add("step_s", step_s).add("rounds", rounds);
   std::printf("%s%s\n", table.text().c_str(), json.text().c_str());
   return 0;
 }
@@ -261,6 +345,7 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", o.rounds, "Segments of each kind")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
+  app.add_option("--minutes", o.minutes, "No round begins after them");
   app.add_option("--steps", o.steps, "Steps of a segment")
       ->capture_default_str()
       ->check(CLI::Range(3, 1000));

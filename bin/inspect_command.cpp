@@ -80,8 +80,9 @@ private:
   Answer ask(Question question) {
     Answer answer;
     std::string problem;
-    // Of normal priority: CAF 0.17.6 loses urgent requests to other nodes, and the inspector has
-    // nothing else to do.
+    // Of normal priority, since CAF 0.17.6 has no other between nodes: its receiver of messages
+    // (remote_message_handler) sets the bit of normal priority in every id, so that an urgent
+    // request arrives as a normal one, and its answer under an id that nobody waits for.
     self_->request(inspector_, caf::duration{answer_timeout}, question)
         .receive([&](const Answer& a) { answer = a; },
                  [&](const caf::error& e) { problem = "no answer: " + system_.render(e); });

@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -29,25 +30,53 @@ bool holds_a_run(const fs::path& folder) {
   return false;
 }
 
+// Folders on the way to `path` that are not there, the outermost first.
+std::vector<fs::path> missing_folders(const fs::path& path) {
+  std::vector<fs::path> missing;
+  std::error_code ignored;
+  for (fs::path at = fs::absolute(path).lexically_normal(); !fs::exists(at, ignored);
+       at = at.parent_path())
+    missing.insert(missing.begin(), at);
+  return missing;
+}
+
+// Not the one of a command that was refused meanwhile, which took its file away.
+bool is_file_at(const file_descriptor& file, const fs::path& path) {
+  struct stat open = {}, there = {};
+  return ::fstat(file.get(), &open) == 0 && ::stat(path.c_str(), &there) == 0 &&
+         open.st_dev == there.st_dev && open.st_ino == there.st_ino;
+}
+
 }  // namespace
+
+provisional_paths::~provisional_paths() {
+  std::error_code ignored;
+  for (auto path = paths_.rbegin(); path != paths_.rend(); ++path) fs::remove(*path, ignored);
+}
 
 run_folder::run_folder(fs::path path, bool resume) : path_(std::move(path)) {
   std::error_code failure;
+  for (fs::path& folder : missing_folders(path_)) made_.add(std::move(folder));
   fs::create_directories(path_, failure);
   if (failure || !fs::is_directory(path_))
     throw error("the run folder cannot be made: " +
                     (failure ? failure.message() : std::string("a file has its name")),
                 "run.dir = " + path_.string(),
                 "choose a folder that can be written");
-  lock_ = file_descriptor(::open((path_ / lock_name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  const fs::path lock = path_ / lock_name;
+  for (const fs::path& file : {lock, kept_states()})
+    if (!fs::exists(file, failure)) made_.add(file);
+  lock_ = file_descriptor(::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!lock_)
     throw error("the run folder cannot be written: " + std::string(std::strerror(errno)),
                 "run.dir = " + path_.string(),
                 "choose a folder that can be written");
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0)
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 || !is_file_at(lock_, lock)) {
+    made_.keep();  // they are the other one's
     throw error("another process trains in this folder",
                 "run.dir = " + path_.string(),
                 "wait for it, or choose another folder");
+  }
   if (!resume && holds_a_run(path_))
     throw error("the run folder is not empty",
                 "run.dir = " + path_.string(),

@@ -268,6 +268,7 @@ int train(const std::string& file, const std::vector<std::string>& given, bool r
     return 0;
   }
 
+  folder.keep();
   write_file_atomically(folder.path() / "config.toml", to_toml(config));
   write_file_atomically(folder.path() / "command", command_text(file, overrides, resume) + "\n");
   write_file_atomically(folder.path() / "versions", version_text() + "\n");

@@ -8,13 +8,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "bin/flops_setup.hpp"
 #include "bin/own_checkpoint.hpp"
 #include "bin/sim_setup.hpp"
 #include "bin/version.hpp"
 #include "config/error.hpp"
 #include "data/token_counts.hpp"
 #include "model/captured_states.hpp"
-#include "model/flops.hpp"
 #include "model/schedule.hpp"
 #include "model/trainer_snapshot.hpp"
 #include "model/vocab_map.hpp"
@@ -177,23 +177,6 @@ void open_states(training_setup& s) {
   if (!states.by_us)
     spdlog::warn("{}: no capture.json: whether the states are of this target cannot be checked",
                  s.config.data.hidden_states);
-}
-
-// For the share of the peak that is used; rows are taken to be full of documents of mean length.
-void set_flops(training_setup& s, const target_config& shape) {
-  const batch_source& source = *s.parts.source;
-  const double rows = static_cast<double>(source.rows());
-  const double documents = static_cast<double>(source.documents().size());
-  const double mean =
-      std::min<double>(static_cast<double>(source.row_tokens()),
-                       rows * static_cast<double>(source.row_tokens()) / std::max(1.0, documents));
-  int64_t layers = s.parts.shape.last ? shape.layers : 0;
-  for (const int tap : s.drafter.taps) layers = std::max<int64_t>(layers, tap + 1);
-  s.parts.target_flops =
-      s.from_disk() ? 0 : target_row_flops(shape, layers, source.row_tokens(), mean);
-  s.parts.drafter_flops = drafter_batch_flops(
-      s.drafter, source.row_tokens(), source.anchors(), mean, s.parts.shape.last);
-  s.parts.peak_flops = s.config.metrics.peak_flops;
 }
 
 void keep_states(training_setup& s, const fs::path& kept_states) {

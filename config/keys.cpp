@@ -245,7 +245,7 @@ const std::vector<key>& table() {
        "Write TensorBoard event files to `tensorboard/` in the run folder.", free},
       {"metrics.peak_flops", number_key{AT(metrics.peak_flops), 0.0}, "FLOP/s",
        "What all lanes together could compute at best; gives the share of it that is used (MFU). 0: "
-       "not known.", free},
+       "as known of GPUs by their name (dense bf16), of processors not.", free},
 
       {"profile.interval", integer_key{AT(profile.interval), 0}, "steps",
        "Rhythm of the table of stage times; 0: off.", free},

@@ -1,16 +1,19 @@
 #include "observe/log.hpp"
 
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/ringbuffer_sink.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <string_view>
 
 #include "config/error.hpp"
+#include "observe/progress.hpp"
 
 namespace dflash {
 
@@ -18,8 +21,47 @@ namespace {
 
 constexpr std::size_t lines_kept = 50;
 constexpr std::size_t longest_line = 4000;
+constexpr const char* line_pattern = "%H:%M:%S %^%l%$ %v";
+constexpr std::array<std::string_view, spdlog::level::n_levels> colours = {"\x1b[37m",
+                                                                           "\x1b[36m",
+                                                                           "\x1b[32m",
+                                                                           "\x1b[33m\x1b[1m",
+                                                                           "\x1b[31m\x1b[1m",
+                                                                           "\x1b[1m\x1b[41m",
+                                                                           ""};
+
+class console_sink final : public spdlog::sinks::base_sink<std::mutex> {
+public:
+  console_sink(std::FILE* stream, bool terminal) : stream_(stream), terminal_(terminal) {}
+
+protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    std::string text(line.data(), line.size());
+    if (terminal_) {
+      if (message.color_range_end > message.color_range_start) {
+        text.insert(message.color_range_end, "\x1b[m");
+        text.insert(message.color_range_start, colours.at(static_cast<std::size_t>(message.level)));
+      }
+      text.insert(0, "\r\x1b[K");
+    }
+    std::fwrite(text.data(), 1, text.size(), stream_);
+  }
+  void flush_() override { std::fflush(stream_); }
+
+private:
+  std::FILE* stream_;
+  bool terminal_;
+};
 
 }  // namespace
+
+std::shared_ptr<spdlog::sinks::sink> console_log(std::FILE* stream, bool terminal) {
+  auto sink = std::make_shared<console_sink>(stream, terminal);
+  sink->set_pattern(line_pattern);
+  return sink;
+}
 
 const std::vector<std::string>& log_levels() {
   static const std::vector<std::string> levels = {"trace", "debug", "info", "warn", "error", "off"};
@@ -54,15 +96,11 @@ void set_up_log(const log_options& options) {
     throw error("unknown log level \"" + options.level + "\"",
                 "log.level",
                 "one of trace, debug, info, warn, error, off");
-  const std::string pattern = "%H:%M:%S %^%l%$ %v";
-  auto console = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
-  // On a terminal a message takes the place of the progress line, which is drawn again below it.
-  console->set_pattern(::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" + pattern : pattern);
-  std::vector<spdlog::sink_ptr> sinks = {std::move(console)};
+  std::vector<spdlog::sink_ptr> sinks = {console_log(stderr, is_terminal(stderr))};
   if (!options.file.empty()) {
     try {
       sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file.string()));
-      sinks.back()->set_pattern("%Y-%m-%d " + pattern);
+      sinks.back()->set_pattern(std::string("%Y-%m-%d ") + line_pattern);
     } catch (const spdlog::spdlog_ex& problem) {
       throw error(std::string("cannot open the log file: ") + problem.what(),
                   options.file.string(),

@@ -2,12 +2,17 @@
 // so that stdout stays what a command prints. Log with spdlog::info(...) and the like.
 #pragma once
 
+#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "observe/run_view.hpp"
+
+namespace spdlog::sinks {
+class sink;
+}
 
 namespace dflash {
 
@@ -29,6 +34,11 @@ struct log_options {
   std::filesystem::path file = {};  // appended to as well; empty: none
   std::shared_ptr<const recent_log> recent = {};
 };
+
+/// Where messages for people go. On a terminal a message takes the place of the progress line,
+/// which is drawn again below it, and is written in one piece: another thread may be redrawing that
+/// line. The stream is not owned, and not buffered (as stderr).
+std::shared_ptr<spdlog::sinks::sink> console_log(std::FILE* stream, bool terminal);
 
 /// "trace", "debug", "info", "warn", "error", "off".
 const std::vector<std::string>& log_levels();

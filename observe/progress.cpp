@@ -14,11 +14,6 @@ namespace {
 
 constexpr std::chrono::seconds shortest_task(2);
 
-bool is_terminal(std::FILE* stream) {
-  const char* kind = std::getenv("TERM");
-  return ::isatty(::fileno(stream)) == 1 && (kind == nullptr || std::strcmp(kind, "dumb") != 0);
-}
-
 std::size_t columns_of(std::FILE* stream) {
   winsize size{};
   if (::ioctl(::fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
@@ -37,6 +32,11 @@ std::string fixed(double value, int decimals) {
 }
 
 }  // namespace
+
+bool is_terminal(std::FILE* stream) {
+  const char* kind = std::getenv("TERM");
+  return ::isatty(::fileno(stream)) == 1 && (kind == nullptr || std::strcmp(kind, "dumb") != 0);
+}
 
 progress_line::progress_line(progress_options options)
     : options_(std::move(options)),
@@ -61,7 +61,7 @@ void progress_line::show(std::string text) {
 }
 
 void progress_line::finish() {
-  if (!printed_) print();
+  if (!printed_ || open_) print();
   if (open_) std::fputc('\n', options_.stream);
   std::fflush(options_.stream);
   open_ = false;

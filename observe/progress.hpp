@@ -13,6 +13,9 @@ namespace dflash {
 
 using progress_clock = std::function<std::chrono::steady_clock::time_point()>;
 
+/// Whether a line can be drawn over there: not into a file, nor on a terminal that cannot.
+bool is_terminal(std::FILE* stream);
+
 struct progress_options {
   std::FILE* stream = stderr;         // not owned
   std::optional<bool> terminal = {};  // unset: asked of the stream
@@ -32,8 +35,8 @@ public:
   /// Prints if it is time to; the text is kept for finish() in any case.
   void show(std::string text);
 
-  /// Prints what was shown last, if it is not on the screen yet, and ends the line. May be called
-  /// again; a later show() starts a new line.
+  /// Prints what was shown last, if it is not on the screen yet or a message may have wiped it
+  /// away, and ends the line. May be called again; a later show() starts a new line.
   void finish();
 
   bool due() const;  // whether show() would print now: saves building the text

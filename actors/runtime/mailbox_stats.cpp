@@ -96,6 +96,10 @@ bool mailbox_stats::arrive(uint64_t bytes) {
 
 void mailbox_stats::begin() {
   const int64_t now = now_ns();
+  if (activity_.load(relaxed) == activity::idle) {
+    woken_ = true;
+    set_activity(activity::computing);
+  }
   start_sum_.fetch_add(static_cast<uint64_t>(now), relaxed);
   started_.fetch_add(1, relaxed);
   const uint64_t number = next_served_++;
@@ -105,6 +109,8 @@ void mailbox_stats::begin() {
 
 void mailbox_stats::end(int64_t began_ns, bool skipped) {
   const int64_t now = now_ns();
+  if (std::exchange(woken_, false) && activity_.load(relaxed) == activity::computing)
+    set_activity(activity::idle);
   service_ns_.fetch_add(now - began_ns, relaxed);
   service_times_.add(now - began_ns);
   if (skipped) {  // still in the mailbox: it waits again from now on

@@ -58,7 +58,8 @@ public:
   // refused. Nothing is counted once the actor has ended.
   bool arrive(uint64_t bytes);
   void close() { closed_.store(true, std::memory_order_relaxed); }
-  // Owner. Service begins; ends (a skipped message stays in the mailbox).
+  // Owner. Service begins; ends (a skipped message stays in the mailbox). Who was idle computes
+  // meanwhile, unless its handler says otherwise: an actor that is stuck in one is seen there.
   void begin();
   void end(int64_t began_ns, bool skipped);
   // Owner. Bytes that came with a message are not held any more.
@@ -131,6 +132,7 @@ private:
   std::atomic<activity> activity_{activity::starting};
   std::atomic<int64_t> activity_since_;
   std::array<std::atomic<int64_t>, static_cast<size_t>(activity::count)> spent_{};
+  bool woken_ = false;            // owner: out of idleness, by the message in service
   bool keeps_waits_ = false;      // owner
   std::vector<wait_span> waits_;  // owner
 };

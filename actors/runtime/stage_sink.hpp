@@ -13,6 +13,9 @@ namespace dflash {
 
 class stage_sink {
 public:
+  // The rank of who commits no batches of a step.
+  static constexpr uint32_t nobody = UINT32_MAX;
+
   stage_sink() = default;  // off
   // on: `stats` of the same actor books its waits. `inner`: of what the lane computes; null: none.
   stage_sink(bool on, mailbox_stats& stats, std::shared_ptr<stage_timer> inner = nullptr)
@@ -42,6 +45,11 @@ public:
     if (!is_on()) return;
     stage_report m{stats.name, k, step, rank, timer_->take(), stats.take_waits()};
     if (profiler_) caf::anon_send(profiler_, std::move(m));
+  }
+
+  // Of an actor that serves whole steps: what it did since the step before.
+  void report_step(mailbox_stats& stats, uint64_t step) {
+    report(stats, stage_report::none, step, nobody);
   }
 
 private:

@@ -111,7 +111,8 @@ TEST_CASE_METHOD(fixture, "the fuse refuses a message above the limit and tells 
 TEST_CASE_METHOD(fixture, "the inspector answers for actors that are busy") {
   const auto busy = registry->add("target_forward 0");
   busy->set_activity(activity::computing);
-  const auto inspector = spawn_inspector(sys, identify(registry, "inspector"), {"runs/x", 9, {}});
+  const auto inspector =
+      spawn_inspector(sys, runs_as::scheduled, identify(registry, "inspector"), {"runs/x", 9, {}});
   consume_messages();
   system_report report;
   auto waiting = self->request(inspector, caf::infinite, inspect_atom_v);
@@ -136,6 +137,23 @@ TEST_CASE("time is booked on the activity that it was spent in") {
   CHECK(stats.spent_ns(activity::computing) >= 1000000);
   CHECK(stats.current() == activity::wants_job);
   CHECK(stats.spent_ns(activity::wants_slot) == 0);
+}
+
+TEST_CASE("who is idle computes while it serves a message, unless its handler says otherwise") {
+  mailbox_stats stats("x");
+  stats.set_activity(activity::idle);
+  stats.begin();
+  CHECK(stats.current() == activity::computing);
+  stats.end(now_ns(), false);
+  CHECK(stats.current() == activity::idle);
+  stats.begin();
+  stats.set_activity(activity::wants_job);
+  stats.end(now_ns(), false);
+  CHECK(stats.current() == activity::wants_job);
+  stats.begin();
+  CHECK(stats.current() == activity::wants_job);
+  stats.end(now_ns(), false);
+  CHECK(stats.current() == activity::wants_job);
 }
 
 TEST_CASE("a next life goes on with the figures; what is sent to the dead counts nowhere") {

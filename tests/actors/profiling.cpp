@@ -95,6 +95,17 @@ TEST_CASE("a profile names the stages inside of every lane and what it waited fo
        "reduce",
        "update",
        "clip and optimizer"});
+  has("dispatcher",
+      {"batch loaded",
+       "lane asks",
+       "batch delivered",
+       "batch trained",
+       "room granted",
+       "hand out"});
+  has("coordinator", {"step reduced", "step committed", "step noted"});
+  has("metrics", {"step", "figures", "metrics.jsonl", "sinks"});
+  has("checkpointer", {"save"});
+  has("profiler", {"book"});
   uint64_t batches = 0, updates = 0;
   double shares = 0;
   for (const auto& row : result.stages.rows()) {
@@ -160,8 +171,14 @@ TEST_CASE("a trace nests its stages, follows each batch, and its times rise", "[
   }
   std::set<std::string> names;
   for (const auto& [id, name] : tracks) names.insert(name);
-  for (const char* actor :
-       {"loader", "target_forward 0", "postprocess 0", "drafter_train 0", "drafter_train 1"})
+  for (const char* actor : {"loader",
+                            "dispatcher",
+                            "target_forward 0",
+                            "postprocess 0",
+                            "drafter_train 0",
+                            "drafter_train 1",
+                            "coordinator",
+                            "metrics"})
     CHECK(names.contains(actor));
   CHECK((categories == std::set<std::string>{"stage", "wait"}));
   CHECK(counters.contains("drafter_train 0 bytes"));

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
-#include <condition_variable>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -14,29 +12,12 @@
 #include "actors/run_watch.hpp"
 #include "actors/runtime/sink_thread.hpp"
 #include "config/error.hpp"
+#include "tests/actors/latch.hpp"
 
 using namespace dflash;
 using namespace dflash::pipeline_test;
 
 namespace {
-
-class latch {
-public:
-  void open() {
-    const std::lock_guard guard(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return open_; });
-  }
-
-private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
-};
 
 std::shared_ptr<const metrics_line> line(uint64_t step) {
   return std::make_shared<const metrics_line>(

@@ -125,6 +125,22 @@ class Train(ProgramTest):
         self.refused(*self.train("--net.listen=nonsense"), names=["net.listen"])
         self.refused(*self.train("--loss.terms={kl=1}", "--loss.weighting=dpace"), names=["loss.weighting", "ce"])
 
+    def test_a_refused_run_leaves_no_folder_behind(self):
+        deep = self.path("runs", "mine", "first")
+        self.refused(*self.train(f"--run.dir={deep}", "--draft.taps=[0, 9]"), names=["taps"])
+        self.refused(*self.train(f"--run.dir={deep}/", "--data.keep_hidden_states=1GB", "--draft.mask_token_id=5000"), names=["mask_token_id"])
+        self.assertFalse(os.path.exists(self.path("runs")))
+        # What was there before stays as it was.
+        os.makedirs(self.path("runs"))
+        self.refused(*self.train(f"--run.dir={self.path('runs')}", "--draft.taps=[0, 9]"), names=["taps"])
+        self.assertEqual(os.listdir(self.path("runs")), [])
+        self.write("runs/notes", "mine")
+        self.refused(*self.train(f"--run.dir={self.path('runs')}"), names=["run.dir", "not empty"])
+        self.assertEqual(os.listdir(self.path("runs")), ["notes"])
+        # And the same call with what was wrong mended needs no cleaning up first.
+        self.succeeds(*self.train(f"--run.dir={deep}"))
+        self.assertTrue(os.path.exists(os.path.join(deep, "config.toml")))
+
     def test_wrong_data_is_refused_by_file(self):
         path = self.path("train.safetensors")
         write_documents(path, vocab=VOCAB + 30)

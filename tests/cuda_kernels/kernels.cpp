@@ -2,22 +2,15 @@
 #include <cuda_runtime_api.h>
 
 #include <catch2/catch.hpp>
-#include <iostream>
 #include <vector>
 
 #include "data/random.hpp"
 #include "device/cuda/loss_rows.hpp"
 #include "device/cuda/postprocess.hpp"
+#include "tests/cuda_kernels/has_device.hpp"
 
 namespace dflash::cuda {
 namespace {
-
-bool has_device() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) return true;
-  std::cout << "skipped: no device\n";
-  return false;
-}
 
 // Device memory for the length of a test.
 template <class T>

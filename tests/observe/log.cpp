@@ -3,13 +3,49 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cctype>
+#include <cstdio>
 #include <fstream>
+#include <memory>
 #include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "config/error.hpp"
+#include "observe/progress.hpp"
 
 namespace dflash {
+
+namespace {
+
+// The lines that a terminal shows: carriage return, line feed, erase to the end; colours are left
+// out.
+std::vector<std::string> screen_of(const std::string& bytes) {
+  std::vector<std::string> lines(1);
+  std::size_t column = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    std::string& line = lines.back();
+    if (bytes[i] == '\r') {
+      column = 0;
+    } else if (bytes[i] == '\n') {
+      lines.emplace_back();
+      column = 0;
+    } else if (bytes[i] == '\x1b') {
+      while (std::isalpha(static_cast<unsigned char>(bytes.at(++i))) == 0) {
+      }
+      if (bytes[i] == 'K') line.resize(std::min(line.size(), column));
+    } else {
+      line.resize(std::max(line.size(), column + 1), ' ');
+      line[column++] = bytes[i];
+    }
+  }
+  return lines;
+}
+
+}  // namespace
 
 TEST_CASE("messages go to the file from their level on") {
   const auto path = std::filesystem::temp_directory_path() /
@@ -25,6 +61,47 @@ TEST_CASE("messages go to the file from their level on") {
   CHECK(text.str().find("a deliberate message") != std::string::npos);
   set_up_log({});
   std::filesystem::remove(path);
+}
+
+TEST_CASE("on a terminal messages and the progress line of another thread stay whole") {
+  constexpr int messages = 3000;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::tmpfile(), &std::fclose);
+  std::setvbuf(stream.get(), nullptr, _IONBF, 0);  // as stderr
+  spdlog::logger log("test", console_log(stream.get(), true));
+  std::thread redraws([&] {
+    progress_line line(
+        {.stream = stream.get(), .terminal = true, .redraw_every = std::chrono::nanoseconds(0)});
+    for (int i = 0; i < messages; ++i) line.show("step 12/3000  loss 3.214  accept_len 1.52");
+  });
+  for (int i = 0; i < messages; ++i) log.warn("message {}", i);
+  redraws.join();
+  std::string bytes(static_cast<std::size_t>(std::ftell(stream.get())), ' ');
+  std::rewind(stream.get());
+  REQUIRE(std::fread(bytes.data(), 1, bytes.size(), stream.get()) == bytes.size());
+  CHECK(bytes.find("\x1b[33m") != std::string::npos);
+  int next = 0, ends = 0;
+  for (const std::string& line : screen_of(bytes)) {
+    if (line.starts_with("step ")) {
+      CHECK(line == "step 12/3000  loss 3.214  accept_len 1.52");
+      ++ends;
+    } else if (!line.empty()) {  // HH:MM:SS
+      REQUIRE(line.size() > 9);
+      REQUIRE(line.substr(9) == "warning message " + std::to_string(next));
+      ++next;
+    }
+  }
+  CHECK(next == messages);
+  CHECK(ends == 1);
+}
+
+TEST_CASE("into a file a message is plain text") {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::tmpfile(), &std::fclose);
+  std::setvbuf(stream.get(), nullptr, _IONBF, 0);
+  spdlog::logger("test", console_log(stream.get(), false)).error("broken");
+  std::string bytes(static_cast<std::size_t>(std::ftell(stream.get())), ' ');
+  std::rewind(stream.get());
+  REQUIRE(std::fread(bytes.data(), 1, bytes.size(), stream.get()) == bytes.size());
+  CHECK(bytes.substr(8) == " error broken\n");
 }
 
 TEST_CASE("unknown levels and files that cannot be opened are refused") {

@@ -55,6 +55,15 @@ TEST_CASE("on a terminal the line is drawn over, at most once per period") {
   CHECK(s.shown() == "\rone\x1b[K\rthree\x1b[K\rfour\x1b[K\n");
 }
 
+TEST_CASE("the last line stands below what a message has wiped away") {
+  screen s;
+  progress_line line(s.options(true));
+  line.show("one");
+  std::fputs("\r\x1b[Ka message\n", s.stream);
+  line.finish();
+  CHECK(s.shown() == "\rone\x1b[K\r\x1b[Ka message\n\rone\x1b[K\n");
+}
+
 TEST_CASE("a line longer than the terminal is cut, so that it does not wrap") {
   screen s;
   progress_line line(s.options(true));
