@@ -61,7 +61,7 @@ public:
   ~wire_server();
 
   uint16_t port() const;
-  wire_address address() const;  // what was bound
+  std::string address() const;  // what was bound: "[::1]:7000"
   // Any thread.
   wire_server_counts counts() const;
 
