@@ -41,6 +41,7 @@ struct wire_client::connection {
   }
   void greet(std::string_view token);
   void send(uint64_t id, const wire_message& request);
+  frame_header next_header(wire_clock::time_point end);
   // Sets `failure` where the handler threw.
   wire_message receive(uint64_t id, const tensor_places& into, std::optional<std::string>& failure);
 };
@@ -55,7 +56,12 @@ uint32_t milliseconds_of(std::chrono::milliseconds time) {
 
 void wire_client::connection::greet(std::string_view token) {
   const auto hello = encode_hello({milliseconds_of(limits.timeout), std::string(token)});
-  send_frame(stream, frame_kind::hello, 0, hello, limits);
+  try {
+    send_frame(stream, frame_kind::hello, 0, hello, limits);
+  } catch (const wire_lost& lost) {
+    receive_header(stream, limits, wire_clock::now() + std::chrono::milliseconds(250));
+    throw;
+  }
   for (;;) {
     const frame_header header = receive_header(stream, limits, in_time());
     if (header.kind == frame_kind::welcome) return;
@@ -74,14 +80,27 @@ void wire_client::connection::send(uint64_t id, const wire_message& request) {
   }
 }
 
+// Of a frame that has to be there before `end`.
+frame_header wire_client::connection::next_header(wire_clock::time_point end) {
+  const auto too_late = [&] {
+    return wire_lost("no answer after " + std::to_string(limits.call.count()) + " ms");
+  };
+  try {
+    const frame_header header = receive_header(stream, limits, std::min(end, in_time()));
+    if (header.kind == frame_kind::heartbeat && wire_clock::now() >= end) throw too_late();
+    return header;
+  } catch (const wire_lost&) {
+    if (wire_clock::now() >= end) throw too_late();
+    throw;
+  }
+}
+
 wire_message wire_client::connection::receive(uint64_t id,
                                               const tensor_places& into,
                                               std::optional<std::string>& failure) {
   const auto end = wire_clock::now() + limits.call;
   for (;;) {
-    const frame_header header = receive_header(stream, limits, std::min(end, in_time()));
-    if (wire_clock::now() >= end)
-      throw wire_lost("no answer after " + std::to_string(limits.call.count()) + " ms");
+    const frame_header header = next_header(end);
     if (header.kind == frame_kind::heartbeat) continue;
     if (header.kind == frame_kind::refusal)
       throw wire_lost(receive_text(stream, header, in_time()));
@@ -123,6 +142,7 @@ wire_client wire_client::connect(const wire_address& address,
   const auto say = [&](const std::exception& problem) {
     return address.text() + ": " + problem.what();
   };
+  const char* hint = context ? "" : " (does it ask for TLS?)";
   try {
     if (context)
       made->stream.start_tls_client(context, address.host, wire_clock::now() + limits.timeout);
@@ -130,7 +150,7 @@ wire_client wire_client::connect(const wire_address& address,
   } catch (const wire_refused& refused) {
     throw wire_refused(say(refused));
   } catch (const wire_lost& lost) {
-    throw wire_lost(say(lost));
+    throw wire_lost(say(lost) + hint);
   }
   return wire_client(std::move(made));
 }

@@ -93,7 +93,7 @@ struct wire_server::state {
                   const frame_header& header,
                   wire_session& session,
                   wire_heartbeats& beats);
-  void refuse(connection& c, const std::string& why);
+  void say_goodbye(connection& c, const std::string& why);
   void tell(const connection& c, const std::string& what) const {
     if (notice) notice("data connection from " + c.from + ": " + what);
   }
@@ -180,7 +180,9 @@ void wire_server::state::serve(connection& c) {
   } catch (const std::exception& problem) {
     ++(c.stranger ? refused : lost);
     tell(c, (c.stranger ? "refused: " : "lost: ") + std::string(problem.what()));
-    if (dynamic_cast<const wire_refused*>(&problem) != nullptr) refuse(c, problem.what());
+    // Whoever does not speak this protocol is told nothing.
+    const bool told = !c.stranger || dynamic_cast<const wire_refused*>(&problem) != nullptr;
+    if (told || tls) say_goodbye(c, told ? problem.what() : "");
   }
   c.stream.shut();
   // Under the lock, so that nobody who waits misses it.
@@ -189,17 +191,16 @@ void wire_server::state::serve(connection& c) {
   changed.notify_all();
 }
 
-// Says why, and gives the peer the time to read it: closing at once would throw away what is
-// under way.
-void wire_server::state::refuse(connection& c, const std::string& why) {
+// Gives the peer the time to read why it is refused: closing at once would throw away what is under
+// way.
+void wire_server::state::say_goodbye(connection& c, const std::string& why) {
   try {
-    send_text(c.stream, frame_kind::refusal, 0, why, limits);
-    c.stream.finish_writing();
-    std::array<std::byte, 4096> ignored;
-    const auto deadline = wire_clock::now() + farewell;
-    for (;;) c.stream.read(ignored, deadline);
-  } catch (const std::exception&) {  // it has gone, or does not listen
+    wire_limits brief = limits;
+    brief.timeout = farewell;
+    if (!why.empty()) send_text(c.stream, frame_kind::refusal, 0, why, brief);
+  } catch (const std::exception&) {  // it does not listen, or TLS has told it
   }
+  c.stream.finish(wire_clock::now() + farewell);
 }
 
 // A stranger has limits.timeout for all of it, and gets no answer unless it speaks this protocol.
@@ -235,12 +236,7 @@ void wire_server::state::lend(connection& c, const wire_hello& hello, const wire
   for (;;) {
     c.stream.wait_readable(wire_clock::time_point::max());
     if (!c.stream.read_unless_closed(head, wire_clock::now() + limits.timeout)) return;
-    try {
-      answer_one(c, decode_header(head, limits), session, beats);
-    } catch (const wire_lost& problem) {
-      refuse(c, problem.what());
-      throw;
-    }
+    answer_one(c, decode_header(head, limits), session, beats);
   }
 }
 

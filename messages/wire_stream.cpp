@@ -92,7 +92,8 @@ void wire_stream::start_tls_client(const tls_context& context,
   const std::string plain = host.substr(0, host.find('%'));  // a zone is no part of a certificate
   if (X509_VERIFY_PARAM_set1_ip_asc(wanted, plain.c_str()) != 1) {
     ERR_clear_error();
-    X509_VERIFY_PARAM_set_hostflags(wanted, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+    X509_VERIFY_PARAM_set_hostflags(
+        wanted, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
     if (SSL_set1_host(ssl_.get(), plain.c_str()) != 1) throw wire_lost("TLS: " + tls_problem());
     SSL_set_tlsext_host_name(ssl_.get(), plain.c_str());
   }
@@ -244,12 +245,21 @@ bool wire_stream::wait_readable(wire_clock::time_point deadline) {
   return wait_for(socket_.get(), POLLIN, deadline);
 }
 
-void wire_stream::finish_writing() noexcept {
+void wire_stream::finish(wire_clock::time_point deadline) noexcept {
   if (ssl_) {
     ERR_clear_error();
     SSL_shutdown(ssl_.get());
+    ERR_clear_error();
   }
   ::shutdown(socket_.get(), SHUT_WR);
+  std::array<std::byte, 4096> ignored;
+  try {
+    while (wire_clock::now() < deadline && wait_for(socket_.get(), POLLIN, deadline)) {
+      const ssize_t n = ::recv(socket_.get(), ignored.data(), ignored.size(), 0);
+      if (n == 0 || (n < 0 && !again(errno))) return;
+    }
+  } catch (const wire_lost&) {  // it has gone
+  }
 }
 
 void wire_stream::shut() noexcept {

@@ -43,8 +43,9 @@ public:
   // Until a byte can be read, or the peer has hung up. False when the deadline is over.
   bool wait_readable(wire_clock::time_point deadline);
 
-  // No more is sent; what was sent is delivered.
-  void finish_writing() noexcept;
+  // No more is sent; what was sent is delivered. Waits until the peer has hung up too, or the
+  // deadline, and passes over what still comes.
+  void finish(wire_clock::time_point deadline) noexcept;
   // From any thread: reads and writes, also those under way, fail from now on.
   void shut() noexcept;
 

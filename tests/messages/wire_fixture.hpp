@@ -1,6 +1,7 @@
 // Servers, clients and peers that speak the data protocol by hand, on loopback.
 #pragma once
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <catch2/catch.hpp>
@@ -44,7 +45,7 @@ public:
     socket_ = listen_on(local(0), bound);
     port_ = bound.port();
     thread_ = std::thread([this, speak] {
-      if (!wait_for(socket_.get(), 1 /* POLLIN */, in_time())) return;
+      if (!wait_for(socket_.get(), POLLIN, in_time())) return;
       const int fd = ::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (fd < 0) return;
       wire_stream stream{file_descriptor(fd)};
