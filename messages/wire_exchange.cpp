@@ -64,9 +64,9 @@ std::vector<at::Tensor> places_for(const wire_announcement& announcement,
                                    const tensor_places& places) {
   std::vector<at::Tensor> tensors;
   if (places) tensors = places(announcement);
-  DFLASH_CHECK(tensors.size() <= announcement.tensors.size(),
-               "places for more tensors than are announced",
-               tensors.size());
+  if (tensors.size() > announcement.tensors.size())
+    throw wire_refused(std::to_string(announcement.tensors.size()) + " tensors come, wanted are " +
+                       std::to_string(tensors.size()));
   tensors.resize(announcement.tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     const wire_shape& shape = announcement.tensors[i];

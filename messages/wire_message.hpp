@@ -36,11 +36,11 @@ struct wire_announcement {
   std::vector<wire_shape> tensors;
 };
 
-// Gives memory for the tensors that are about to come, one each: of that dtype and those sizes, on
-// the CPU, contiguous; an undefined one or a list that ends early leaves it to an allocation within
-// the limits. The bytes are received straight into it. Throws if this message is not wanted:
-// the peer hears what it says. Tensors given are partly written if the connection is lost
-// meanwhile.
+// Gives memory for the tensors that are about to come, one each: contiguous, on the CPU; where
+// dtype or sizes are others, or there are fewer to come, the message is refused. An undefined one
+// or a list that ends early leaves it to an allocation within the limits. The bytes are received
+// straight into it. Throws if this message is not wanted: the peer hears what it says. Tensors
+// given are partly written if the connection is lost meanwhile.
 using tensor_places = std::function<std::vector<at::Tensor>(const wire_announcement&)>;
 
 }  // namespace dflash

@@ -37,7 +37,7 @@ bool has_v6() {
 
 }  // namespace
 
-TEST_CASE("addresses are read as people write them") {
+TEST_CASE("addresses are read as people write them", "[distributed]") {
   const auto parsed = [](std::string_view text) { return parse_wire_address(text, "net.listen"); };
   CHECK(parsed("127.0.0.1:7000") == wire_address{"127.0.0.1", 7000});
   CHECK(parsed("[::1]:7000") == wire_address{"::1", 7000});
@@ -52,7 +52,7 @@ TEST_CASE("addresses are read as people write them") {
   CHECK(parse_wire_address("node-a:6", "", 5) == wire_address{"node-a", 6});
 }
 
-TEST_CASE("what is no address is refused with its text and the key") {
+TEST_CASE("what is no address is refused with its text and the key", "[distributed]") {
   for (const std::string text : {"node-a",
                                  "::1",
                                  "fe80::1%lo",
@@ -84,7 +84,8 @@ TEST_CASE("what is no address is refused with its text and the key") {
   }
 }
 
-TEST_CASE("an address that refuses is passed over at once; the next one is taken") {
+TEST_CASE("an address that refuses is passed over at once; the next one is taken",
+          "[distributed]") {
   const wire_server server({"127.0.0.2", 0}, {}, {}, always(echo()));
   const std::array both{endpoint_of("127.0.0.3", server.port()),
                         endpoint_of("127.0.0.2", server.port())};
@@ -95,7 +96,7 @@ TEST_CASE("an address that refuses is passed over at once; the next one is taken
   CHECK(connected.text() == "127.0.0.2:" + std::to_string(server.port()));
 }
 
-TEST_CASE("where none answers, each address that was tried is named") {
+TEST_CASE("where none answers, each address that was tried is named", "[distributed]") {
   const uint16_t port = free_port("127.0.0.1");
   const std::array both{endpoint_of("127.0.0.3", port), endpoint_of("127.0.0.2", port)};
   endpoint connected;
@@ -105,7 +106,7 @@ TEST_CASE("where none answers, each address that was tried is named") {
                         " (Connection refused), 127.0.0.2:" + number + " (Connection refused)");
 }
 
-TEST_CASE("an address that does not answer leaves time for the next one") {
+TEST_CASE("an address that does not answer leaves time for the next one", "[distributed]") {
   // A listener whose queue is full answers nobody: the kernel drops what comes.
   endpoint bound;
   const auto full = listen_on({"127.0.0.3", 0}, bound);
@@ -129,7 +130,7 @@ TEST_CASE("an address that does not answer leaves time for the next one") {
   CHECK(connected.text() == endpoint_of("127.0.0.2", bound.port()).text());
 }
 
-TEST_CASE("a name is looked up, and one that is none is named") {
+TEST_CASE("a name is looked up, and one that is none is named", "[distributed]") {
   CHECK_THROWS_WITH(resolve({"no-such-host.invalid", 1}),
                     Catch::Contains("cannot find the host \"no-such-host.invalid\""));
   const wire_server server({"localhost", 0}, {}, {}, always(echo()));
@@ -138,7 +139,7 @@ TEST_CASE("a name is looked up, and one that is none is named") {
   CHECK_THAT(server.address(), Catch::EndsWith(":" + std::to_string(server.port())));
 }
 
-TEST_CASE("IPv6 is as good as IPv4") {
+TEST_CASE("IPv6 is as good as IPv4", "[distributed]") {
   if (!has_v6()) {
     WARN("left out: this machine has no IPv6");
     return;
@@ -150,7 +151,7 @@ TEST_CASE("IPv6 is as good as IPv4") {
   CHECK(client.call({"v6", "", {}}).method == "v6");
 }
 
-TEST_CASE("addresses of this machine alone are told from others") {
+TEST_CASE("addresses of this machine alone are told from others", "[distributed]") {
   CHECK(is_loopback({"127.0.0.1", 0}));
   CHECK(is_loopback({"127.8.9.1", 0}));
   CHECK(is_loopback({"::1", 0}));
@@ -160,14 +161,16 @@ TEST_CASE("addresses of this machine alone are told from others") {
     CHECK_FALSE(is_loopback({host, 0}));
 }
 
-TEST_CASE("without TLS other machines are neither let in nor connected to, unless that is wanted") {
+TEST_CASE("without TLS other machines are neither let in nor connected to, unless that is wanted",
+          "[distributed]") {
   CHECK_THROWS_AS(wire_server({"0.0.0.0", 0}, {}, {}, always(echo())), error);
   CHECK_THROWS_AS(wire_client::connect({"198.51.100.1", 9}, {}, {}, ""), error);
   const wire_server server({"0.0.0.0", 0}, insecure(), {}, always(echo()));
   CHECK(client_of(server).call({"x", "", {}}).method == "x");
 }
 
-TEST_CASE("a port that is taken is an error that says so; it is free again at once") {
+TEST_CASE("a port that is taken is an error that says so; it is free again at once",
+          "[distributed]") {
   uint16_t port = 0;
   {
     const wire_server server(local(0), {}, {}, always(echo()));

@@ -33,7 +33,7 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("tensors of every type come back bit for bit") {
+TEST_CASE("tensors of every type come back bit for bit", "[distributed]") {
   const wire_server server(local(0), {}, {}, always(echo()));
   auto client = client_of(server);
   wire_message sent{"echo", "{\"a\": 1}", {}};
@@ -61,7 +61,7 @@ TEST_CASE("tensors of every type come back bit for bit") {
     CHECK(same_bytes(got.tensors[i], sent.tensors[i]));
 }
 
-TEST_CASE("tensors around the size of a chunk and of all ranks come back") {
+TEST_CASE("tensors around the size of a chunk and of all ranks come back", "[distributed]") {
   wire_limits limits;
   limits.chunk_bytes = 1000;
   const wire_server server(local(0), {}, limits, always(echo()));
@@ -80,14 +80,14 @@ TEST_CASE("tensors around the size of a chunk and of all ranks come back") {
   }
 }
 
-TEST_CASE("a tensor that is not contiguous arrives as its values") {
+TEST_CASE("a tensor that is not contiguous arrives as its values", "[distributed]") {
   const wire_server server(local(0), {}, {}, always(echo()));
   auto client = client_of(server);
   const at::Tensor t = at::arange(12, at::kFloat).view({3, 4}).t();
   CHECK(at::equal(client.call({"", "", {t}}).tensors.at(0), t));
 }
 
-TEST_CASE("many calls on one connection, with and without tensors") {
+TEST_CASE("many calls on one connection, with and without tensors", "[distributed]") {
   std::atomic<int> sum{0};
   const wire_server server(local(0),
                            {},
@@ -112,7 +112,7 @@ TEST_CASE("many calls on one connection, with and without tensors") {
   CHECK(server.counts().calls == 500);
 }
 
-TEST_CASE("what comes is received straight into the memory that is given") {
+TEST_CASE("what comes is received straight into the memory that is given", "[distributed]") {
   const at::Tensor slot = at::zeros({4, 8}, at::kBFloat16),
                    place = at::zeros({4, 8}, at::kBFloat16);
   void* seen = nullptr;
@@ -137,7 +137,8 @@ TEST_CASE("what comes is received straight into the memory that is given") {
   CHECK(at::equal(got.tensors.at(1), at::ones({2})));  // the second has no place: allocated
 }
 
-TEST_CASE("what a handler throws reaches the caller, and the connection stays good") {
+TEST_CASE("what a handler throws reaches the caller, and the connection stays good",
+          "[distributed]") {
   const wire_server server(local(0),
                            {},
                            {},
@@ -161,7 +162,7 @@ TEST_CASE("what a handler throws reaches the caller, and the connection stays go
   CHECK(server.counts().lost == 0);
 }
 
-TEST_CASE("a request whose tensors are not wanted is passed over and refused") {
+TEST_CASE("a request whose tensors are not wanted is passed over and refused", "[distributed]") {
   const at::Tensor slot = at::zeros({4});
   const wire_server server(local(0),
                            {},
@@ -175,12 +176,13 @@ TEST_CASE("a request whose tensors are not wanted is passed over and refused") {
   CHECK_THROWS_WITH(client.call({"no", "", {at::ones({300'000})}}), "not in this state");
   CHECK_THROWS_WITH(client.call({"", "", {at::ones({5})}}),
                     "tensor 0 is Float [5], wanted is Float [4]");
+  CHECK_THROWS_WITH(client.call({"", "", {}}), "0 tensors come, wanted are 1");
   CHECK_THROWS_WITH(client.call({"", "", {at::ones({4}, at::kInt)}}),
                     "tensor 0 is Int [4], wanted is Float [4]");
   CHECK(client.call({"", "", {at::ones({4})}}).tensors.size() == 1);
 }
 
-TEST_CASE("an answer whose tensors are not wanted ends the connection") {
+TEST_CASE("an answer whose tensors are not wanted ends the connection", "[distributed]") {
   const wire_server server(local(0), {}, {}, always(echo()));
   auto client = client_of(server);
   const at::Tensor place = at::zeros({4});
@@ -191,7 +193,8 @@ TEST_CASE("an answer whose tensors are not wanted ends the connection") {
   CHECK_THROWS_AS(client.call({"", "", {}}), wire_lost);
 }
 
-TEST_CASE("messages above the limits are errors, on either side, and nothing is lost") {
+TEST_CASE("messages above the limits are errors, on either side, and nothing is lost",
+          "[distributed]") {
   wire_limits small;
   small.max_bytes = 1000;
   const wire_server server(local(0),
@@ -208,7 +211,7 @@ TEST_CASE("messages above the limits are errors, on either side, and nothing is 
   CHECK(client.is_open());
 }
 
-TEST_CASE("each connection has a session and a thread of its own") {
+TEST_CASE("each connection has a session and a thread of its own", "[distributed]") {
   std::set<std::thread::id> threads;
   std::mutex mutex;
   const wire_server server(local(0), {}, {}, [&](const wire_peer& peer) {
@@ -230,7 +233,7 @@ TEST_CASE("each connection has a session and a thread of its own") {
   CHECK(server.counts().open == 2);
 }
 
-TEST_CASE("a session ends with its connection") {
+TEST_CASE("a session ends with its connection", "[distributed]") {
   struct told {
     std::promise<void> ended;
     ~told() { ended.set_value(); }
@@ -251,7 +254,7 @@ TEST_CASE("a session ends with its connection") {
   CHECK(server.counts().lost == 0);
 }
 
-TEST_CASE("the token decides, and the refusal says why") {
+TEST_CASE("the token decides, and the refusal says why", "[distributed]") {
   const wire_server server(local(0), {}, {}, [](const wire_peer& peer) {
     if (!same_secret(peer.token, "right")) throw error("this token is not known here");
     return echo();
@@ -267,7 +270,7 @@ TEST_CASE("the token decides, and the refusal says why") {
   CHECK(same_secret("", ""));
 }
 
-TEST_CASE("a full server says so") {
+TEST_CASE("a full server says so", "[distributed]") {
   wire_limits one;
   one.max_connections = 1;
   const wire_server server(local(0), {}, one, always(echo()));

@@ -65,7 +65,7 @@ struct lost_sessions {
 
 }  // namespace
 
-TEST_CASE("a changed byte of a tensor is seen by whoever receives it") {
+TEST_CASE("a changed byte of a tensor is seen by whoever receives it", "[distributed]") {
   const wire_server server(local(0), {}, {}, always(echo()));
   CHECK_THAT(echo_through(flip_byte(true, 2 * mib), server), Catch::Contains("damaged (checksum)"));
   CHECK(server.counts().lost == 1);
@@ -78,7 +78,8 @@ TEST_CASE("a changed byte of a tensor is seen by whoever receives it") {
   CHECK_THAT(echo_through(flip_byte(true, 36 + 32 + 13), server), Catch::Contains("damaged"));
 }
 
-TEST_CASE("a peer lost in the middle of a chunk is noticed at once, on both sides") {
+TEST_CASE("a peer lost in the middle of a chunk is noticed at once, on both sides",
+          "[distributed]") {
   lost_sessions lost;
   const wire_server server(local(0), {}, {}, always(echo()), lost.notice());
   echo_through(cut_after(true, 2 * mib), server);
@@ -86,13 +87,13 @@ TEST_CASE("a peer lost in the middle of a chunk is noticed at once, on both side
   CHECK(server.counts().lost == 1);
 }
 
-TEST_CASE("a server lost in the middle of its answer is noticed at once") {
+TEST_CASE("a server lost in the middle of its answer is noticed at once", "[distributed]") {
   const wire_server server(local(0), {}, {}, always(echo()));
   CHECK_THAT(echo_through(cut_after(false, 2 * mib), server),
              Catch::Contains("lost the data connection to 127.0.0.1:"));
 }
 
-TEST_CASE("a frozen peer is lost after the timeout: after the request") {
+TEST_CASE("a frozen peer is lost after the timeout: after the request", "[distributed]") {
   const raw_server frozen([](wire_stream& s) {
     welcome(s);
     take_request(s);
@@ -104,7 +105,7 @@ TEST_CASE("a frozen peer is lost after the timeout: after the request") {
   CHECK_THAT(what, Catch::Contains("closed before"));
 }
 
-TEST_CASE("a frozen peer is lost after the timeout: while it should read") {
+TEST_CASE("a frozen peer is lost after the timeout: while it should read", "[distributed]") {
   std::promise<void> over;
   const raw_server frozen([&](wire_stream& s) {
     welcome(s);
@@ -115,7 +116,7 @@ TEST_CASE("a frozen peer is lost after the timeout: while it should read") {
   CHECK(after < 4s);
 }
 
-TEST_CASE("a frozen peer is lost after the timeout: in the middle of its answer") {
+TEST_CASE("a frozen peer is lost after the timeout: in the middle of its answer", "[distributed]") {
   const raw_server frozen([](wire_stream& s) {
     welcome(s);
     const frame_header request = take_request(s);
@@ -132,7 +133,7 @@ TEST_CASE("a frozen peer is lost after the timeout: in the middle of its answer"
   CHECK(call_of(frozen.port(), {}, impatient()).after < 4s);
 }
 
-TEST_CASE("single bytes now and then are no sign of life") {
+TEST_CASE("single bytes now and then are no sign of life", "[distributed]") {
   const raw_server dribbling([](wire_stream& s) {
     welcome(s);
     take_request(s);
@@ -148,7 +149,7 @@ TEST_CASE("single bytes now and then are no sign of life") {
   CHECK(after < 2s);
 }
 
-TEST_CASE("a client that takes no answer is dropped") {
+TEST_CASE("a client that takes no answer is dropped", "[distributed]") {
   lost_sessions lost;
   const wire_server server(local(0),
                            {},
@@ -163,7 +164,7 @@ TEST_CASE("a client that takes no answer is dropped") {
   CHECK_THAT(lost.wait(), Catch::Contains("no sign of life"));
 }
 
-TEST_CASE("a client that stops in the middle of a request is dropped") {
+TEST_CASE("a client that stops in the middle of a request is dropped", "[distributed]") {
   lost_sessions lost;
   const wire_server server(local(0), {}, impatient(), always(echo()), lost.notice());
   const auto frozen = greeted_client(server.port());
@@ -172,7 +173,8 @@ TEST_CASE("a client that stops in the middle of a request is dropped") {
   CHECK_THAT(lost.wait(), Catch::Contains("no sign of life"));
 }
 
-TEST_CASE("heartbeats are sent while a handler runs, as often as the client needs") {
+TEST_CASE("heartbeats are sent while a handler runs, as often as the client needs",
+          "[distributed]") {
   std::promise<void> enough;
   auto done = enough.get_future().share();
   wire_limits slow;
@@ -201,7 +203,8 @@ TEST_CASE("heartbeats are sent while a handler runs, as often as the client need
   }
 }
 
-TEST_CASE("heartbeats keep a call alive beyond the timeout, but not beyond the limit of a call") {
+TEST_CASE("heartbeats keep a call alive beyond the timeout, but not beyond the limit of a call",
+          "[distributed]") {
   const auto beat = [](wire_stream& s, int times) {
     for (int i = 0; i < times; ++i) {
       send_frame(s, frame_kind::heartbeat, 1, {}, {});
@@ -230,7 +233,7 @@ TEST_CASE("heartbeats keep a call alive beyond the timeout, but not beyond the l
   CHECK_THROWS_WITH(client.call({}), Catch::EndsWith("no answer after 200 ms"));
 }
 
-TEST_CASE("closing from another thread ends a call") {
+TEST_CASE("closing from another thread ends a call", "[distributed]") {
   std::promise<void> asked;
   const raw_server silent([&](wire_stream& s) {
     welcome(s);
@@ -249,7 +252,7 @@ TEST_CASE("closing from another thread ends a call") {
   client.close();
 }
 
-TEST_CASE("a server ends with connections open, silent, and at work") {
+TEST_CASE("a server ends with connections open, silent, and at work", "[distributed]") {
   std::promise<void> inside, go_on;
   auto going = go_on.get_future().share();
   auto server = std::make_unique<wire_server>(local(0),
@@ -272,7 +275,7 @@ TEST_CASE("a server ends with connections open, silent, and at work") {
   CHECK_THROWS_AS(idle.call({}), wire_lost);
 }
 
-TEST_CASE("frames that do not belong there end the session") {
+TEST_CASE("frames that do not belong there end the session", "[distributed]") {
   const auto heard = [](const std::function<void(wire_stream&)>& speak) {
     lost_sessions lost;
     const wire_server server(local(0), {}, {}, always(echo()), lost.notice());
@@ -333,7 +336,7 @@ TEST_CASE("frames that do not belong there end the session") {
       Catch::Contains("neither 0 nor 1"));
 }
 
-TEST_CASE("answers that do not belong there end the connection") {
+TEST_CASE("answers that do not belong there end the connection", "[distributed]") {
   const auto heard = [](const std::function<void(wire_stream&, uint64_t)>& speak) {
     const raw_server liar([&](wire_stream& s) {
       welcome(s);

@@ -28,7 +28,8 @@ std::string refused_client(const wire_server& server,
 
 }  // namespace
 
-TEST_CASE("with certificates of one CA on both sides tensors travel, and each knows who is there") {
+TEST_CASE("with certificates of one CA on both sides tensors travel, and each knows who is there",
+          "[distributed]") {
   certificate_folder folder;
   std::string name;
   const wire_server server(local(0),
@@ -53,7 +54,7 @@ TEST_CASE("with certificates of one CA on both sides tensors travel, and each kn
   CHECK(name == "hub");
 }
 
-TEST_CASE("a client without a good certificate gets nothing") {
+TEST_CASE("a client without a good certificate gets nothing", "[distributed]") {
   certificate_folder folder;
   const certificate_pair other = make_ca("test-ca", valid_for(std::chrono::days(2)));
   const auto now = std::chrono::system_clock::now();
@@ -80,7 +81,7 @@ TEST_CASE("a client without a good certificate gets nothing") {
   CHECK(server.counts().refused == 3);
 }
 
-TEST_CASE("a client of an expired certificate is refused by the server too") {
+TEST_CASE("a client of an expired certificate is refused by the server too", "[distributed]") {
   certificate_folder folder;
   const auto now = std::chrono::system_clock::now();
   const wire_server server(
@@ -96,7 +97,7 @@ TEST_CASE("a client of an expired certificate is refused by the server too") {
   CHECK(server.counts().refused == 1);
 }
 
-TEST_CASE("a client talks to no server that the CA has not signed for that host") {
+TEST_CASE("a client talks to no server that the CA has not signed for that host", "[distributed]") {
   certificate_folder folder;
   const certificate_pair other = make_ca("test-ca", valid_for(std::chrono::days(2)));
   const wire_security hub = folder.node(test_ca(), "hub", {"h"});
@@ -115,7 +116,7 @@ TEST_CASE("a client talks to no server that the CA has not signed for that host"
                   wire_lost);
 }
 
-TEST_CASE("a client with certificates says that the server speaks plain text") {
+TEST_CASE("a client with certificates says that the server speaks plain text", "[distributed]") {
   certificate_folder folder;
   const wire_server server(local(0), {}, {}, always(echo()));
   CHECK_THROWS_AS(
@@ -124,7 +125,7 @@ TEST_CASE("a client with certificates says that the server speaks plain text") {
   CHECK(server.counts().open == 0);
 }
 
-TEST_CASE("a silent stranger at a port with TLS is dropped within the timeout") {
+TEST_CASE("a silent stranger at a port with TLS is dropped within the timeout", "[distributed]") {
   certificate_folder folder;
   std::promise<std::string> told;
   const wire_server server(local(0),
@@ -136,7 +137,7 @@ TEST_CASE("a silent stranger at a port with TLS is dropped within the timeout") 
   CHECK_THAT(told.get_future().get(), Catch::Contains("no sign of life"));
 }
 
-TEST_CASE("files that are no good are errors that name them") {
+TEST_CASE("files that are no good are errors that name them", "[distributed]") {
   certificate_folder folder;
   const wire_security good = folder.node(test_ca(), "nodeB", {"127.0.0.1"});
   const auto says = [&](wire_security files) {

@@ -61,7 +61,8 @@ void check_serves(const wire_server& server) {
 
 }  // namespace
 
-TEST_CASE("other protocols and noise are dropped, counted, and answered with nothing") {
+TEST_CASE("other protocols and noise are dropped, counted, and answered with nothing",
+          "[distributed]") {
   refusals heard;
   const wire_server server(local(0), {}, impatient(), always(echo()), heard.notice());
   size_t sent = 0;
@@ -81,7 +82,7 @@ TEST_CASE("other protocols and noise are dropped, counted, and answered with not
   check_serves(server);
 }
 
-TEST_CASE("silence, a half greeting and a reset are dropped within the timeout") {
+TEST_CASE("silence, a half greeting and a reset are dropped within the timeout", "[distributed]") {
   refusals heard;
   const wire_server server(local(0), {}, impatient(), always(echo()), heard.notice());
   std::array<std::byte, frame_header_bytes> head;
@@ -101,7 +102,7 @@ TEST_CASE("silence, a half greeting and a reset are dropped within the timeout")
   check_serves(server);
 }
 
-TEST_CASE("a greeting byte by byte ends with the timeout") {
+TEST_CASE("a greeting byte by byte ends with the timeout", "[distributed]") {
   refusals heard;
   const wire_server server(local(0), {}, impatient(), always(echo()), heard.notice());
   const auto stream = raw_client(server.port());
@@ -116,7 +117,8 @@ TEST_CASE("a greeting byte by byte ends with the timeout") {
   CHECK_THAT(heard.wait(1).front(), Catch::Contains("no sign of life"));
 }
 
-TEST_CASE("hundreds of silent connections neither shut others out nor take memory") {
+TEST_CASE("hundreds of silent connections neither shut others out nor take memory",
+          "[distributed]") {
   refusals heard;
   const wire_server server(local(0), {}, {}, always(echo()), heard.notice());
   check_serves(server);
@@ -133,7 +135,7 @@ TEST_CASE("hundreds of silent connections neither shut others out nor take memor
   check_serves(server);
 }
 
-TEST_CASE("a peer of another version hears which versions meet") {
+TEST_CASE("a peer of another version hears which versions meet", "[distributed]") {
   const std::string ours_first =
       "this side speaks data protocol 1, the peer 2: install the same "
       "version of dflash on both";
@@ -158,7 +160,7 @@ TEST_CASE("a peer of another version hears which versions meet") {
   CHECK_THROWS_AS(wire_client::connect(local(newer.port()), {}, {}, ""), wire_refused);
 }
 
-TEST_CASE("a client that meets something else says what it met") {
+TEST_CASE("a client that meets something else says what it met", "[distributed]") {
   const auto met = [](std::string_view text) {
     const raw_server other([&](wire_stream& s) {
       send_raw(s, text);
