@@ -3,6 +3,7 @@
 // The kinds take turns; medians count. The last line is JSON.
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -63,6 +64,15 @@ uint64_t reset_peak() {
   return status_kib("VmRSS:");
 }
 
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 // ---- raw TCP ------------------------------------------------------------------------------------
 
 void make_blocking(int fd) {
@@ -113,6 +123,7 @@ struct ports {
 wire_session session_of(const at::Tensor& slot) {
   return {[slot](wire_message m) -> wire_message {
             if (m.method == "reset") return {"", std::to_string(reset_peak()), {}};
+            if (m.method == "cpu") return {"", std::to_string(cpu_seconds()), {}};
             if (m.method == "peak") return {"", std::to_string(peak_kib()), {}};
             if (m.method == "fetch") return {"", "", {slot}};
             return {};
@@ -187,19 +198,13 @@ struct kind {
   std::string name;
   std::function<void()> transfer;  // one tensor, there or back
   std::vector<double> rates = {};  // GB/s, one a round
+  std::vector<double> cpu = {};    // seconds of both processes a GB
 };
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-double rate_of(const std::function<void()>& transfer, int times, int64_t bytes) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < times; ++i) transfer();
-  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-  return static_cast<double>(bytes) * times / passed.count() * 1e-9;
 }
 
 struct clients {
@@ -228,6 +233,17 @@ double peak_mib(clients& c, const std::function<void()>& transfer) {
   transfer();
   const uint64_t their_peak = number_of(c.plain.call({"peak", "", {}})), our_peak = peak_kib();
   return static_cast<double>(std::max(their_peak - theirs, our_peak - ours)) / 1024;
+}
+
+void measure_round(kind& k, clients& c, int times, int64_t bytes) {
+  const auto cpu = [&] { return cpu_seconds() + std::stod(c.plain.call({"cpu", "", {}}).body); };
+  const double cpu_before = cpu();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < times; ++i) k.transfer();
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+  const double gb = static_cast<double>(bytes) * times * 1e-9;
+  k.rates.push_back(gb / passed.count());
+  k.cpu.push_back((cpu() - cpu_before) / gb);
 }
 
 int measure(const options& o) {
@@ -277,22 +293,26 @@ int measure(const options& o) {
   std::vector<double> peaks;
   for (const kind& k : kinds) peaks.push_back(peak_mib(c, k.transfer));
   for (int round = 0; round < o.rounds; ++round)
-    for (kind& k : kinds) k.rates.push_back(rate_of(k.transfer, o.times, bytes));
+    for (kind& k : kinds) measure_round(k, c, o.times, bytes);
   // Shares of the raw stream of the same round: the machine is not equally busy in all.
   const auto share = [&](const kind& k) {
     std::vector<double> shares;
     for (size_t i = 0; i < k.rates.size(); ++i) shares.push_back(k.rates[i] / kinds[0].rates[i]);
     return median(shares);
   };
-  text_table table(
-      {{"transfer", align::left}, {"GB/s"}, {"of raw TCP"}, {"peak beside the tensors"}});
+  text_table table({{"transfer", align::left},
+                    {"GB/s"},
+                    {"of raw TCP"},
+                    {"CPU s/GB"},
+                    {"peak beside the tensors"}});
   for (size_t i = 0; i < kinds.size(); ++i) {
     const kind& k = kinds[i];
-    char rate[32], of[32], peak[32];
+    char rate[32], of[32], cpu[32], peak[32];
     std::snprintf(rate, sizeof rate, "%.2f", median(k.rates));
     std::snprintf(of, sizeof of, "%.3f", share(k));
+    std::snprintf(cpu, sizeof cpu, "%.2f", median(k.cpu));
     std::snprintf(peak, sizeof peak, "%.1f MiB", peaks[i]);
-    table.add_row({k.name, rate, of, peak});
+    table.add_row({k.name, rate, of, cpu, peak});
   }
   json_object json;
   json.add("tensor_mib", o.tensor_mib).add("chunk_kib", o.chunk_kib);
@@ -301,6 +321,10 @@ int measure(const options& o) {
   json.add("ratio_request", share(kinds[1])).add("ratio_answer", share(kinds[2]));
   json.add("ratio_tls", std::min(share(kinds[3]), share(kinds[4])));
   json.add("ratio_caf", share(kinds[5]));
+  json.add("cpu_s_per_gb_tcp", median(kinds[0].cpu));
+  json.add("cpu_s_per_gb", std::max(median(kinds[1].cpu), median(kinds[2].cpu)));
+  json.add("cpu_s_per_gb_tls", std::max(median(kinds[3].cpu), median(kinds[4].cpu)));
+  json.add("cpu_s_per_gb_caf", median(kinds[5].cpu));
   json.add("peak_mib", std::max(peaks[1], peaks[2]));
   json.add("peak_tls_mib", std::max(peaks[3], peaks[4])).add("peak_caf_mib", peaks[5]);
   std::printf("%s%s\n", table.text().c_str(), json.text().c_str());

@@ -117,7 +117,8 @@ private:
     const frame_header header =
         receive_header(stream_, limits_, wire_clock::now() + limits_.timeout);
     if (header.kind == frame_kind::refusal)
-      throw wire_lost(receive_text(stream_, header, wire_clock::now() + limits_.timeout));
+      throw wire_lost("the peer stops: " +
+                      receive_text(stream_, header, wire_clock::now() + limits_.timeout));
     if (header.kind != frame_kind::chunk || header.id != id_ || header.index != index_)
       throw wire_lost("a frame of kind " + std::to_string(static_cast<int>(header.kind)) +
                       " where chunk " + std::to_string(index_) + " was due");
@@ -186,7 +187,11 @@ std::string receive_text(wire_stream& stream,
                          const frame_header& header,
                          wire_clock::time_point deadline) {
   const auto payload = receive_payload(stream, header, deadline);
-  return {reinterpret_cast<const char*>(payload.data()), payload.size()};
+  std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
+  // It will be shown to people, on terminals too.
+  for (char& c : text)
+    if ((static_cast<unsigned char>(c) < ' ' && c != '\n') || c == 127) c = '?';
+  return text.empty() ? "it gives no reason" : text;
 }
 
 uint64_t send_message(wire_stream& stream,

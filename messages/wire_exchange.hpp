@@ -31,6 +31,7 @@ frame_header receive_header(wire_stream& stream,
 std::vector<std::byte> receive_payload(wire_stream& stream,
                                        const frame_header& header,
                                        wire_clock::time_point deadline);
+// As text for people: no control characters, never empty.
 std::string receive_text(wire_stream& stream,
                          const frame_header& header,
                          wire_clock::time_point deadline);

@@ -17,12 +17,13 @@ namespace {
 
 constexpr const char* peer_closed = "the peer closed the connection";
 
-[[noreturn]] void fail(const char* what, int code) {
-  throw wire_lost(std::string(what) + ": " + std::generic_category().message(code));
-}
-
 [[noreturn]] void too_late() {
   throw wire_lost("no sign of life from the peer in time");
+}
+
+[[noreturn]] void fail(const char* what, int code) {
+  if (code == ETIMEDOUT) too_late();  // the kernel has noticed first
+  throw wire_lost(std::string(what) + ": " + std::generic_category().message(code));
 }
 
 bool again(int code) {

@@ -101,8 +101,8 @@ void read_stream(std::span<const std::byte> bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  std::vector<std::byte> bytes(size - 1);
-  std::memcpy(bytes.data(), data + 1, size - 1);
+  const auto* begin = reinterpret_cast<const std::byte*>(data);
+  std::vector<std::byte> bytes(begin + 1, begin + size);
   switch (data[0] % 5) {
     case 0:
       bytes.resize(frame_header_bytes);

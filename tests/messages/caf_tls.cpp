@@ -18,8 +18,9 @@ struct secure_config : caf::actor_system_config {
   explicit secure_config(const wire_security& files) {
     set("scheduler.policy", caf::atom("sharing"));
     set("scheduler.max-threads", int64_t{1});
-    set("middleman.heartbeat-interval", caf::timespan{std::chrono::milliseconds(100)});
-    set("middleman.connection-timeout", caf::timespan{std::chrono::seconds(4)});
+    // A handshake that is not over at the next tick is dropped.
+    set("middleman.heartbeat-interval", caf::timespan{std::chrono::seconds(2)});
+    set("middleman.connection-timeout", caf::timespan{std::chrono::seconds(20)});
     load<caf::io::middleman>();
     load<caf::openssl::manager>();
     openssl_cafile = files.ca.string();
@@ -51,7 +52,7 @@ TEST_CASE("CAF's OpenSSL module takes the certificates, and lets in nobody else"
     if (!remote) return "refused";
     caf::scoped_actor self{hub.system};
     std::string answer = "no answer";
-    self->request(*remote, caf::duration{std::chrono::seconds(5)}, std::string("hello"))
+    self->request(*remote, caf::duration{std::chrono::seconds(20)}, std::string("hello"))
         .receive([&](const std::string& text) { answer = text; }, [](const caf::error&) {});
     return answer;
   };
@@ -66,7 +67,7 @@ TEST_CASE("CAF's OpenSSL module takes the certificates, and lets in nobody else"
   caf::actor_system_config plain_config;
   plain_config.load<caf::io::middleman>();
   plain_config.set("scheduler.max-threads", int64_t{1});
-  plain_config.set("middleman.heartbeat-interval", caf::timespan{std::chrono::milliseconds(100)});
+  plain_config.set("middleman.heartbeat-interval", caf::timespan{std::chrono::seconds(2)});
   plain_config.set("middleman.connection-timeout", caf::timespan{std::chrono::seconds(2)});
   caf::actor_system plain{plain_config};
   CHECK_FALSE(plain.middleman().remote_actor<echo_actor>("127.0.0.1", *port));

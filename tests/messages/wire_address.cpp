@@ -186,3 +186,42 @@ TEST_CASE("a port that is taken is an error that says so; it is free again at on
   CHECK_THROWS_WITH(wire_server({"192.0.2.7", 0}, insecure(), {}, always(echo())),
                     Catch::Contains("not one of this machine"));
 }
+
+// With a hosts file of their own: tests/bin/test_names.py runs these.
+
+TEST_CASE("names, two addresses: the one that listens is found at once", "[.names-two]") {
+  const wire_server server({"127.0.0.2", 0}, {}, {}, always(echo()));
+  const auto begin = wire_clock::now();
+  auto client = wire_client::connect({"node-a", server.port()}, {}, {}, "");
+  CHECK(wire_clock::now() - begin < 1s);
+  CHECK(client.call({"x", "", {}}).method == "x");
+  const std::string what = what_of([] {
+    wire_client::connect({"node-a", free_port("127.0.0.1")}, {}, {}, "");
+  });
+  CHECK_THAT(what, Catch::Contains("127.0.0.3:") && Catch::Contains("127.0.0.2:"));
+}
+
+TEST_CASE("names, IPv6 first: a server that has IPv4 alone is found at once", "[.names-v6-first]") {
+  const wire_server server({"127.0.0.1", 0}, {}, {}, always(echo()));
+  const auto begin = wire_clock::now();
+  auto client = wire_client::connect({"localhost", server.port()}, {}, {}, "");
+  CHECK(wire_clock::now() - begin < 1s);
+  CHECK(client.call({"x", "", {}}).method == "x");
+  CHECK(resolve({"localhost", 1}).at(0).text() == "[::1]:1");
+  const wire_server named({"localhost", 0}, {}, {}, always(echo()));
+  CHECK(named.address() == "[::1]:" + std::to_string(named.port()));
+}
+
+TEST_CASE("names, the host's own: it is of this machine alone", "[.names-debian]") {
+  const wire_server server({"node-a", 0}, {}, {}, always(echo()));
+  CHECK(server.address() == "127.0.1.1:" + std::to_string(server.port()));
+  CHECK(is_loopback({"node-a", 0}));
+}
+
+TEST_CASE("names, no IPv6 on this machine", "[.names-no-v6]") {
+  REQUIRE_FALSE(has_v6());
+  const wire_server server({"localhost", 0}, {}, {}, always(echo()));
+  CHECK(server.address() == "127.0.0.1:" + std::to_string(server.port()));
+  auto client = wire_client::connect({"localhost", server.port()}, {}, {}, "");
+  CHECK(client.call({"x", "", {}}).method == "x");
+}

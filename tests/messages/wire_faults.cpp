@@ -212,11 +212,12 @@ TEST_CASE("heartbeats keep a call alive beyond the timeout, but not beyond the l
     }
   };
   wire_limits limits = impatient();
+  limits.timeout = 1500ms;
   {
     const raw_server slow([&](wire_stream& s) {
       welcome(s);
       take_request(s);
-      beat(s, 12);  // 600 ms
+      beat(s, 34);  // 1.7 s
       send_message(s, frame_kind::answer, 1, {"", "late", {}}, {});
       drain(s);
     });

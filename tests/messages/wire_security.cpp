@@ -20,7 +20,7 @@ std::string refused_client(const wire_server& server,
                            const std::string& host = "127.0.0.1") {
   const uint64_t open = server.counts().open;
   const std::string what = what_of([&] {
-    wire_client::connect({host, server.port()}, files, impatient(), "");
+    wire_client::connect({host, server.port()}, files, {}, "");
   });
   CHECK(server.counts().open == open);
   return what;
@@ -59,7 +59,7 @@ TEST_CASE("a client without a good certificate gets nothing", "[distributed]") {
   const certificate_pair other = make_ca("test-ca", valid_for(std::chrono::days(2)));
   const auto now = std::chrono::system_clock::now();
   const wire_server server(
-      local(0), folder.node(test_ca(), "nodeB", {"127.0.0.1"}), impatient(), [](const wire_peer&) {
+      local(0), folder.node(test_ca(), "nodeB", {"127.0.0.1"}), {}, [](const wire_peer&) {
         FAIL_CHECK("a stranger came as far as the token");
         return echo();
       });

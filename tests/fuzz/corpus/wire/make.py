@@ -37,6 +37,7 @@ inputs = {
     "stream_answer": (4, frame(WELCOME, 0) + frame(HEARTBEAT) + frame(ANSWER, payload=announcement(b"", b"{}", (BOOL, [4]))) + frame(CHUNK, payload=b"\0\1\0\1")),
     "stream_passed_over": (4, frame(REQUEST, payload=announcement(b"no", b"", (BYTE, [9]))) + frame(CHUNK, payload=bytes(9)) + call),
     "stream_refusal": (4, frame(REFUSAL, 0, b"no")),
+    "stream_refusal_for_chunk": (4, frame(REQUEST, payload=small) + frame(REFUSAL, 0)),
     "stream_two_chunks": (4, frame(REQUEST, payload=announcement(b"", b"", (BYTE, [9]))) + frame(CHUNK, payload=bytes(4)) + frame(CHUNK, payload=bytes(5), index=1)),
 }
 for name, (mode, content) in inputs.items():
