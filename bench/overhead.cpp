@@ -4,7 +4,6 @@
 // with nothing watched. Other programs only ever add to it: the lower quartile of all steps of a
 // kind counts. inspect and page look more often than they do, and their costs are divided by that.
 // The last line is JSON.
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -27,6 +26,7 @@
 #include <httplib.h>
 
 #include "actors/pipeline.hpp"
+#include "bench/cpu_time.hpp"
 #include "data/random.hpp"
 #include "model/drafter.hpp"
 #include "model/drafter_step.hpp"
@@ -38,6 +38,7 @@
 namespace {
 
 using namespace dflash;
+using bench::cpu_seconds;
 namespace fs = std::filesystem;
 
 struct options {
@@ -48,15 +49,6 @@ struct options {
   int64_t row_tokens = 512;
   int64_t anchors = 16;
 };
-
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 double lower_quartile(std::vector<double> values) {
   std::sort(values.begin(), values.end());

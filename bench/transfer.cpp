@@ -3,7 +3,6 @@
 // The kinds take turns; medians count. The last line is JSON.
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/cpu_time.hpp"
 #include "bench/transfer_caf.hpp"
 #include "data/files.hpp"
 #include "messages/certificates.hpp"
@@ -36,6 +36,7 @@
 namespace {
 
 using namespace dflash;
+using bench::cpu_seconds;
 
 struct options {
   int64_t tensor_mib = 64;
@@ -62,15 +63,6 @@ uint64_t peak_kib() {
 uint64_t reset_peak() {
   std::ofstream("/proc/self/clear_refs") << "5";
   return status_kib("VmRSS:");
-}
-
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
 // ---- raw TCP ------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ TEST_CASE("the real actors keep the pace that the flow of their service times ha
     const double forecast = flow(*p.plan, layout, flow_times_of(times), steps).batches_per_s;
     // Other programs on the machine can only make the actors slower: the best counts.
     double best = 0;
-    for (int attempt = 0; attempt < 8 && best < 0.95 * forecast; ++attempt) {
+    for (int attempt = 0; attempt < 4 && best < 0.95 * forecast; ++attempt) {
       pipeline_system_config config(false);
       caf::actor_system system(config);
       REQUIRE(run_pipeline(system, p).outcome.status == run_status::completed);

@@ -1,21 +1,13 @@
 """Ten runs on SmolLM2-135M-Instruct whose actors die at seeded places: the bits of an undisturbed run."""
 
-import os
 import unittest
 
-from tests.bin.fixture import ProgramTest, write_documents, write_prompts
-from tests.guarantees.kills import KilledRuns, RehearsedRuns
-from tests.soak.test_smollm2_kills import CONFIG, SEED, TARGET
+from tests.guarantees.kills import RehearsedRuns
+from tests.soak.smollm2 import SEED, SmolLM2Runs
 
 
-@unittest.skipUnless(os.path.isdir(TARGET), "bin/setup brings the model")
-class SmolLM2(RehearsedRuns, KilledRuns, ProgramTest):
+class Deaths(RehearsedRuns, SmolLM2Runs):
     def test_ten_runs_with_deaths(self):
-        write_documents(self.path("train.safetensors"), count=12, length=90, vocab=49000)
-        write_documents(self.path("held_out.safetensors"), count=3, length=80, vocab=49000)
-        write_prompts(self.path("prompts.safetensors"), count=4, length=20, vocab=49000)
-        self.write("run.toml", CONFIG.format(folder=self.folder, target=os.path.abspath(TARGET)))
-        print(f"DFLASH_SOAK_SEED={SEED}")
         whole, seconds = self.undisturbed("whole", (), timeout=900)
         all_deaths = drafters = 0
         for seed in range(10 * SEED, 10 * SEED + 10):
