@@ -44,7 +44,9 @@ void on_stop(self_ptr self) {
 void on_start(self_ptr self, const start_run& m) {
   coordinator_state& s = self->state;
   for (const group_id id : groups_of(*m.links)) {
-    s.groups.push_back({id, restart_policy(s.options.restart)});
+    const restart_options again =
+        s.options.restart_of ? s.options.restart_of(id) : s.options.restart;
+    s.groups.push_back({id, restart_policy(again)});
     watch_group(self, *m.links, s.groups.size() - 1);
   }
   set_links(self, m.links);

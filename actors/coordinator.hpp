@@ -45,6 +45,7 @@ struct coordinator_options {
   // Spawns the actors of a group and puts their handles in. May throw: counts as a failure.
   std::function<void(pipeline_links&, group_id, const next_life&)> spawn_group;
   restart_options restart;
+  std::function<restart_options(group_id)> restart_of;  // where it differs; may be empty
   std::function<void(const std::shared_ptr<const pipeline_links>&)> on_links;  // may be empty
   // Tells an evaluation at work that nobody waits for it any more; safe in any thread, may be
   // empty.

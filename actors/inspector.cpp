@@ -10,7 +10,7 @@ namespace dflash {
 
 namespace {
 
-using self_ptr = metered_ptr<inspector_actor, inspector_state>;
+using self_ptr = metered_ptr<run_inspector_actor, inspector_state>;
 
 constexpr std::chrono::seconds describe_timeout{2};
 
@@ -49,15 +49,15 @@ caf::result<std::string> dump(self_ptr self) {
 
 }  // namespace
 
-inspector_actor spawn_inspector(caf::actor_system& system,
-                                runs_as how,
-                                actor_identity identity,
-                                inspector_options options) {
-  return spawn_metered<inspector_actor, inspector_state>(
+run_inspector_actor spawn_inspector(caf::actor_system& system,
+                                    runs_as how,
+                                    actor_identity identity,
+                                    inspector_options options) {
+  return spawn_metered<run_inspector_actor, inspector_state>(
       system,
       how,
       std::move(identity),
-      [how, options = std::move(options)](self_ptr self) -> inspector_actor::behavior_type {
+      [how, options = std::move(options)](self_ptr self) -> run_inspector_actor::behavior_type {
         if (how == runs_as::detached) set_up_lane_thread("inspector", 1);
         self->state.options = options;
         self->state.stages = stage_sink(options.profile, self->stats());
@@ -72,6 +72,11 @@ inspector_actor spawn_inspector(caf::actor_system& system,
               return report_of(self);
             },
             [=](dump_atom) { return dump(self); },
+            [=](offer_atom what, const std::string& node) -> caf::result<std::string> {
+              const node_door_actor& door = self->state.options.door;
+              if (!door) return caf::make_error(caf::sec::invalid_argument, "no node is expected");
+              return self->delegate(door, what, node);
+            },
         };
       });
 }

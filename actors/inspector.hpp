@@ -8,6 +8,7 @@
 
 #include "actors/runtime/metered.hpp"
 #include "actors/runtime/stage_sink.hpp"
+#include "messages/node_actors.hpp"
 
 namespace dflash {
 
@@ -16,6 +17,7 @@ struct inspector_options {
   uint64_t total_steps = 0;
   std::shared_ptr<const std::atomic<uint64_t>> steps;  // committed so far
   std::function<std::string()> details = {};           // for the dump; must not block
+  node_door_actor door = {};                           // takes nodes that join; may be invalid
   bool profile = false;
 };
 
@@ -27,9 +29,9 @@ struct inspector_state {
   int64_t born_ns = now_ns();
 };
 
-inspector_actor spawn_inspector(caf::actor_system& system,
-                                runs_as how,
-                                actor_identity identity,
-                                inspector_options options);
+run_inspector_actor spawn_inspector(caf::actor_system& system,
+                                    runs_as how,
+                                    actor_identity identity,
+                                    inspector_options options);
 
 }  // namespace dflash

@@ -33,7 +33,7 @@ void make_one(self_ptr self) {
   batch_ready m;
   {
     const auto stage = s.stages.within("load batch");
-    m.tokens = std::make_shared<const batch>(s.options.source->make(*k));
+    m.tokens = std::make_shared<const batch>(s.options.source->make(*k, s.order));
     m.kept = s.options.read || (s.options.store && s.options.store->has(m.tokens->row));
   }
   s.stages.report(self->stats(), *k);

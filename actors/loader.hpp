@@ -42,6 +42,7 @@ struct loader_state {
   uint64_t next_k = 0;
   uint64_t credit = 0;
   std::deque<uint64_t> again;
+  epoch_order order;      // of the source's rows
   bool stepping = false;  // a next_atom is on its way
   bool asking = false;    // as reader: has asked for a job
 };

@@ -5,6 +5,8 @@
 #include <spdlog/spdlog.h>
 #include <caf/io/all.hpp>
 
+#include <caf/openssl/all.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <mutex>
@@ -19,6 +21,7 @@
 #include "actors/inspector.hpp"
 #include "actors/loader.hpp"
 #include "actors/profiler.hpp"
+#include "actors/runtime/caf_tls.hpp"
 #include "actors/supervision.hpp"
 #include "config/error.hpp"
 
@@ -27,9 +30,7 @@ namespace dflash {
 namespace {
 
 constexpr int64_t fair_turn = 50;  // messages of one actor before the next one's turn
-constexpr std::chrono::milliseconds heartbeat{500};
 constexpr caf::atom_value inspector_name = caf::atom("inspector");
-constexpr std::chrono::seconds connection_timeout{4};
 
 metrics_sink console_sink() {
   const auto line = std::make_shared<progress_line>();
@@ -116,6 +117,14 @@ private:
     return identify(registry_, std::move(name), index, limit_bytes, faults_);
   }
 
+  // Null: it is here.
+  const away_lane* away_of(group_id group) const {
+    const auto& lanes = group.what == part::target ? parts_.targets_away : parts_.drafters_away;
+    if (group.what != part::target && group.what != part::drafter) return nullptr;
+    if (group.index >= lanes.size() || !lanes[group.index].place) return nullptr;
+    return &lanes[group.index];
+  }
+
   // The next life of a group; called by the coordinator in its own thread.
   void spawn_group(pipeline_links& links, group_id group, const next_life& next) {
     switch (group.what) {
@@ -151,12 +160,12 @@ private:
     }
   }
 
-  inspector_actor inspector() {
+  run_inspector_actor inspector() {
     auto actor = spawn_inspector(
         system_,
         runs_as::detached,  // while all of the scheduler's threads are taken
         named("inspector"),
-        {parts_.run, parts_.plan->total_steps(), steps_, parts_.details, profiles()});
+        {parts_.run, parts_.plan->total_steps(), steps_, parts_.details, parts_.door, profiles()});
     try {
       parts_.publish(actor);
     } catch (...) {
@@ -206,6 +215,10 @@ private:
       spawn_group(links, group, next);
     };
     o.restart = parts_.restart;
+    o.restart_of = [this](group_id group) {
+      const away_lane* const away = away_of(group);
+      return away != nullptr ? parts_.restart_away : parts_.restart;
+    };
     o.on_links = parts_.on_links;
     o.stage_deadline = parts_.stage_deadline;
     o.stall_floor = parts_.stall_floor;
@@ -279,6 +292,10 @@ private:
     o.threads = parts_.target_threads;
     o.profile = profiles();
     if (i < parts_.target_stages.size()) o.inner = parts_.target_stages[i];
+    if (const away_lane* const away = away_of({part::target, i})) {
+      o.begin = away->begin;
+      registry_->set_place(fmt::format("target_forward {}", i), away->place);
+    }
     return spawn_target(
         system_, runs_as::detached, named(fmt::format("target_forward {}", i), i), std::move(o));
   }
@@ -293,6 +310,8 @@ private:
     o.metrics_every = parts_.metrics_every;
     o.threads = parts_.drafter_threads;
     o.profile = profiles();
+    if (const away_lane* const away = away_of({part::drafter, i}))
+      registry_->set_place(fmt::format("drafter_train {}", i), away->place);
     return spawn_drafter(system_,
                          runs_as::detached,
                          named(fmt::format("drafter_train {}", i), i, limits().drafter_bytes()),
@@ -338,16 +357,35 @@ void kill_all(const pipeline_links& links) {
 
 pipeline_system_config::pipeline_system_config(bool with_network,
                                                const std::vector<std::string>& caf_options) {
+  const network_settings usual;
+  set_up(with_network ? &usual : nullptr, caf_options);
+}
+
+pipeline_system_config::pipeline_system_config(const network_settings& network,
+                                               const std::vector<std::string>& caf_options) {
+  set_up(&network, caf_options);
+}
+
+void pipeline_system_config::set_up(const network_settings* network,
+                                    const std::vector<std::string>& caf_options) {
   // Two at least: an actor that is stuck must not hide all others.
   const auto cores = std::max(2U, std::thread::hardware_concurrency());
   set("scheduler.policy", caf::atom("sharing"));
   set("scheduler.max-threads", static_cast<int64_t>(cores));
   set("scheduler.max-throughput", fair_turn);
   add_message_types<caf::id_block::dflash>();
-  if (with_network) {
-    set("middleman.heartbeat-interval", caf::timespan{heartbeat});
-    set("middleman.connection-timeout", caf::timespan{connection_timeout});
+  add_message_types<caf::id_block::dflash_nodes>();
+  if (network != nullptr) {
+    set("middleman.heartbeat-interval", caf::timespan{network->heartbeat});
+    set("middleman.connection-timeout", caf::timespan{network->timeout});
     load<caf::io::middleman>();
+    if (network->security.tls()) {
+      openssl_cafile = network->security.ca.string();
+      openssl_certificate = network->security.certificate.string();
+      openssl_key = network->security.key.string();
+      mend_caf_tls(network->timeout);
+      load<caf::openssl::manager>();
+    }
   }
   if (caf_options.empty()) return;
   std::vector<std::string> arguments;

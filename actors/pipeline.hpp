@@ -20,16 +20,24 @@
 #include "actors/run_watch.hpp"
 #include "actors/runtime/fault_points.hpp"
 #include "actors/runtime/limits.hpp"
+#include "actors/runtime/network.hpp"
 #include "actors/save_book.hpp"
 #include "actors/stage_record.hpp"
 #include "actors/target_forward.hpp"
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
 #include "data/step_plan.hpp"
+#include "messages/node_actors.hpp"
 #include "model/captured_states.hpp"
 #include "model/loss_statistics.hpp"
 
 namespace dflash {
+
+// A lane of another host.
+struct away_lane {
+  std::shared_ptr<const lane_place> place;  // null: it is here, nothing else counts
+  std::function<void()> begin;              // as target_options'
+};
 
 struct pipeline_parts {
   std::shared_ptr<const batch_source> source;
@@ -64,7 +72,10 @@ struct pipeline_parts {
   int64_t eval_threads = 1;
   double skip_spikes = 0;  // standard deviations above the mean loss; 0: off
 
+  std::vector<away_lane> targets_away;   // [N], or empty: all are here
+  std::vector<away_lane> drafters_away;  // [M], likewise
   restart_options restart;
+  restart_options restart_away;                     // of lanes of other hosts
   std::chrono::milliseconds stage_deadline{10000};  // of each stage of the shutdown
   std::chrono::milliseconds stall_floor{60000};     // no commit for less is never a stall
 
@@ -84,7 +95,8 @@ struct pipeline_parts {
   std::function<std::string()> details;  // for its dump: what the run is; any thread
   // Publishes the inspector: before anything starts, and again in each of its later lives. Empty:
   // no inspector.
-  std::function<void(const inspector_actor&)> publish;
+  std::function<void(const run_inspector_actor&)> publish;
+  node_door_actor door = {};  // where nodes that join are expected; invalid: nowhere
   // Called once with a function, safe in any thread, that asks for an orderly stop.
   std::function<void(std::function<void()>)> on_started;
   // For tests. Called at named places of every actor's work, in its thread; throws to end it.
@@ -111,6 +123,12 @@ public:
   /// CAF refuses them.
   explicit pipeline_system_config(bool with_network,
                                   const std::vector<std::string>& caf_options = {});
+  /// With the times and certificates of these.
+  explicit pipeline_system_config(const network_settings& network,
+                                  const std::vector<std::string>& caf_options = {});
+
+private:
+  void set_up(const network_settings* network, const std::vector<std::string>& caf_options);
 };
 
 /// Blocks until all actors have ended, or have been given up (outcome.stuck). Throws what `publish`

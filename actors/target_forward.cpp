@@ -72,8 +72,10 @@ target_actor spawn_target(caf::actor_system& system,
         self->state.stages = stage_sink(options.profile, self->stats(), options.inner);
         return {
             [=](const start_run& m) {
+              const bool first = !self->state.links;
               self->state.links = m.links;
               self->state.stages.use(m.links->profiler);
+              if (first && self->state.options.begin) self->state.options.begin();
               ask(self);
             },
             [=](const capture_job& m) { capture(self, m); },

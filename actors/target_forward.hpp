@@ -22,6 +22,7 @@ using capture_function = std::function<std::vector<at::Tensor>(const batch&)>;
 
 struct target_options {
   capture_function capture;
+  std::function<void()> begin;  // of a life, before it asks for work; blocks, throws; may be empty
   hidden_shape shape;
   std::shared_ptr<slot_pool> slots;
   int64_t threads = 1;

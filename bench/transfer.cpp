@@ -11,6 +11,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -40,8 +41,8 @@ using bench::cpu_seconds;
 
 struct options {
   int64_t tensor_mib = 64;
-  int times = 8;  // tensors a segment
-  int rounds = 9;
+  int times = 1;  // tensors a segment: a machine changes its pace from second to second
+  int rounds = 60;
   int64_t chunk_kib = wire_limits().chunk_bytes >> 10;
   int64_t caf_window = 16;
 };
@@ -238,6 +239,36 @@ void measure_round(kind& k, clients& c, int times, int64_t bytes) {
   k.cpu.push_back((cpu() - cpu_before) / gb);
 }
 
+// Milliseconds that one byte over CAF takes there and back while `transfer` keeps a data connection
+// full: how long whoever inspects a node waits.
+std::vector<double> control_ms(uint16_t port, int looks, const std::function<void()>& transfer) {
+  std::atomic<bool> done{false};
+  std::thread full([&] {
+    while (!done) transfer();
+  });
+  std::vector<double> times;
+  try {
+    caf_source control(port);
+    control.send(1, 1, 1);  // connects
+    for (int i = 0; i < looks; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      control.send(1, 1, 1);
+      times.push_back(
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+              .count());
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  } catch (...) {
+    done = true;
+    full.join();
+    throw;
+  }
+  done = true;
+  full.join();
+  std::sort(times.begin(), times.end());
+  return times;
+}
+
 int measure(const options& o) {
   const auto folder = std::filesystem::temp_directory_path() /
                       ("dflash-bench-transfer-" + std::to_string(::getpid()));
@@ -286,6 +317,7 @@ int measure(const options& o) {
   for (const kind& k : kinds) peaks.push_back(peak_mib(c, k.transfer));
   for (int round = 0; round < o.rounds; ++round)
     for (kind& k : kinds) measure_round(k, c, o.times, bytes);
+  const std::vector<double> control = control_ms(other.all().caf, 100, kinds[1].transfer);
   // Shares of the raw stream of the same round: the machine is not equally busy in all.
   const auto share = [&](const kind& k) {
     std::vector<double> shares;
@@ -319,7 +351,12 @@ int measure(const options& o) {
   json.add("cpu_s_per_gb_caf", median(kinds[5].cpu));
   json.add("peak_mib", std::max(peaks[1], peaks[2]));
   json.add("peak_tls_mib", std::max(peaks[3], peaks[4])).add("peak_caf_mib", peaks[5]);
-  std::printf("%s%s\n", table.text().c_str(), json.text().c_str());
+  json.add("control_ms_median", median(control)).add("control_ms_worst", control.back());
+  std::printf("%scontrol by CAF meanwhile: %.1f ms, at worst %.1f ms\n%s\n",
+              table.text().c_str(),
+              median(control),
+              control.back(),
+              json.text().c_str());
   return 0;
 }
 

@@ -36,7 +36,11 @@ struct capture_options {
 
 void check_lanes(const std::vector<std::string>& lanes) {
   for (const std::string& lane : lanes)
-    if (parse_lane(lane).sim)
+    if (!parse_lane(lane).node.empty())
+      throw error("capture uses lanes of this host, not " + lane,
+                  "layout.targets",
+                  "use lanes cpu:0, cpu:1, ...");
+    else if (parse_lane(lane).sim)
       throw error("lane " + lane + " is simulated: it makes no hidden states",
                   "layout.targets",
                   "use lanes cpu:0, cpu:1, ...");

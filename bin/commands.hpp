@@ -17,6 +17,7 @@ void add_eval_command(CLI::App& app, std::function<int()>& action);
 void add_export_command(CLI::App& app, std::function<int()>& action);
 void add_inspect_command(CLI::App& app, std::function<int()>& action);
 void add_plan_command(CLI::App& app, std::function<int()>& action);
+void add_node_command(CLI::App& app, std::function<int()>& action);
 void add_report_command(CLI::App& app, std::function<int()>& action);
 void add_cert_command(CLI::App& app, std::function<int()>& action);
 void add_config_command(CLI::App& app, std::function<int()>& action);

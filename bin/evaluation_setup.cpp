@@ -60,48 +60,74 @@ std::vector<uint64_t> missing_evaluations(const fs::path& checkpoints,
   return missing;
 }
 
-// Most that is kept between evaluations: rows as captured, prompts with full answers.
-uint64_t most_kept(const evaluation_setup& s, const hidden_shape& shape) {
-  uint64_t bytes = s.parts.rows ? static_cast<uint64_t>(s.parts.rows->rows()) * shape.bytes() : 0;
-  for (const token_documents& p : s.parts.prompts)
-    bytes += static_cast<uint64_t>(p.doc_offsets.back() + p.size() * s.parts.max_new_tokens) *
-             static_cast<uint64_t>(shape.taps) * shape.row_bytes();
-  return std::min(bytes, s.parts.budget_bytes);
+// Hidden states as captured, answers of full length: what stays within the budget is kept, in the
+// order in which it is made.
+evaluation_shapes shapes_of(const evaluation_parts& parts, const hidden_shape& shape) {
+  evaluation_shapes s;
+  s.new_tokens = parts.max_new_tokens;
+  const auto hold = [&](uint64_t bytes) {
+    if (s.kept_bytes + bytes <= parts.budget_bytes)
+      s.kept_bytes += bytes;
+    else
+      s.made_again_bytes = std::max(s.made_again_bytes, bytes);
+  };
+  if (parts.rows) {
+    s.rows = true;
+    for (int64_t i = 0; i < parts.rows->rows(); ++i) hold(shape.bytes());
+  }
+  const uint64_t token_bytes = static_cast<uint64_t>(shape.taps) * shape.row_bytes();
+  for (const token_documents& p : parts.prompts)
+    for (int64_t first = 0; first < p.size(); first += evaluated_at_once) {
+      const int64_t last = std::min(first + evaluated_at_once, p.size());
+      int64_t tokens = 0;
+      for (int64_t i = first; i < last; ++i) {
+        const auto length = static_cast<int64_t>(p.ids(i).size());
+        tokens += length;
+        s.longest = std::max(s.longest, length + parts.max_new_tokens);
+      }
+      s.prompts = std::max(s.prompts, last - first);
+      s.prompt_tokens = std::max(s.prompt_tokens, tokens);
+      hold(static_cast<uint64_t>(tokens + (last - first) * parts.max_new_tokens) * token_bytes);
+    }
+  return s;
 }
 
 }  // namespace
 
-evaluation_setup prepare_evaluation(const run_config& c,
-                                    const std::shared_ptr<const target>& model,
+evaluation_setup outline_evaluation(const run_config& c,
+                                    const target_config& target,
                                     const hidden_shape& shape,
                                     const fs::path& checkpoints) {
   evaluation_setup s;
   s.file = checkpoints.parent_path() / "evaluations.json";
-  s.parts.model = model;
   s.parts.max_new_tokens = c.eval.max_new_tokens;
   s.parts.loss = c.loss;
   s.parts.last_hidden = shape.last;
+  for (const std::string& shard : c.eval.prompts) {
+    s.parts.prompts.push_back(read_prompts(shard, target));
+    s.settings += fmt::format(", prompts {:08x}", token_set(s.parts.prompts.back()).checksum());
+  }
+  if (!c.data.held_out.empty()) {
+    const std::vector<fs::path> shards(c.data.held_out.begin(), c.data.held_out.end());
+    s.parts.rows = std::make_shared<const batch_source>(
+        read_token_shards(shards, target.vocab), c.data.row_tokens, c.data.anchors, c.run.seed);
+    s.settings += fmt::format(", text {:08x}", s.parts.rows->documents().checksum());
+  }
+  s.shapes = shapes_of(s.parts, shape);
+  return s;
+}
+
+void give_model(evaluation_setup& s,
+                const run_config& c,
+                const std::shared_ptr<const target>& model) {
+  s.parts.model = model;
   s.settings = fmt::format("target {} {}, {} threads, drafter {}, {} new tokens",
                            model->content_hash(),
                            name_of(model->dtype()),
                            c.eval.threads,
                            c.checkpoint.export_dtype,
-                           c.eval.max_new_tokens);
-  for (const std::string& shard : c.eval.prompts) {
-    s.parts.prompts.push_back(read_prompts(shard, model->config()));
-    s.settings += fmt::format(", prompts {:08x}", token_set(s.parts.prompts.back()).checksum());
-  }
-  if (!c.data.held_out.empty()) {
-    const std::vector<fs::path> shards(c.data.held_out.begin(), c.data.held_out.end());
-    s.parts.rows =
-        std::make_shared<const batch_source>(read_token_shards(shards, model->config().vocab),
-                                             c.data.row_tokens,
-                                             c.data.anchors,
-                                             c.run.seed);
-    s.settings += fmt::format(", text {:08x}", s.parts.rows->documents().checksum());
-  }
-  s.kept_bytes = most_kept(s, shape);
-  return s;
+                           c.eval.max_new_tokens) +
+               s.settings;
 }
 
 void add_evaluation(const evaluation_setup& setup,
@@ -155,8 +181,9 @@ std::string evaluation_text(const evaluation_setup& s, const run_config& c) {
   if (!s.parts.prompts.empty())
     text += fmt::format(
         " {} prompts of {} new tokens,", count(s.parts.prompts), s.parts.max_new_tokens);
-  text += fmt::format(
-      " {} threads, at most {} of hidden states kept", c.eval.threads, bytes_text(s.kept_bytes));
+  text += fmt::format(" {} threads, at most {} of hidden states kept",
+                      c.eval.threads,
+                      bytes_text(s.shapes.kept_bytes));
   if (c.eval.patience > 0) text += fmt::format(", patience {}", c.eval.patience);
   return text;
 }

@@ -16,10 +16,10 @@ namespace dflash {
 
 namespace {
 
-// The name of a lane's device; empty: a processor, or a GPU that is not here.
+// The name of a lane's device; empty: a processor, or a GPU that is not of this host.
 std::string device_of(const lane_name& lane) {
 #ifdef DFLASH_WITH_CUDA
-  if (lane.cuda) return cuda::device_name(lane.index);
+  if (lane.cuda && lane.node.empty()) return cuda::device_name(lane.index);
 #else
   (void)lane;
 #endif

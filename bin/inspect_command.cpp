@@ -18,7 +18,7 @@
 #include "actors/run_watch.hpp"
 #include "actors/runtime/mailbox_rows.hpp"
 #include "bin/commands.hpp"
-#include "bin/run_folder.hpp"
+#include "bin/net_setup.hpp"
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "messages/actors.hpp"
@@ -30,7 +30,6 @@ namespace dflash {
 
 namespace {
 
-constexpr std::chrono::seconds connect_timeout{3};
 constexpr std::chrono::seconds answer_timeout{5};
 constexpr uint64_t max_address_bytes = 4096;
 
@@ -50,25 +49,19 @@ std::string address_of(const std::string& run) {
 // A connection to the inspector of a run. Its answers need no other actor of the run.
 class connection {
 public:
-  connection(const network_address& address, std::string text)
-      : config_(true), system_(config_), self_(system_), text_(std::move(text)) {
+  connection(const wire_address& address, const network_settings& network, std::string text)
+      : config_(network), system_(config_), self_(system_), text_(std::move(text)) {
     std::string problem;
-    self_
-        ->request(system_.middleman().actor_handle(),
-                  caf::duration{connect_timeout},
-                  caf::connect_atom_v,
-                  address.host,
-                  address.port)
-        .receive(
-            [&](const caf::node_id&,
-                const caf::strong_actor_ptr& actor,
-                const std::set<std::string>& types) {
-              if (actor && system_.assignable(types, system_.message_types(inspector_)))
-                inspector_ = caf::actor_cast<inspector_actor>(actor);
-              else
-                problem = "what listens there is no training of this version";
-            },
-            [&](const caf::error& e) { problem = system_.render(e); });
+    try {
+      std::set<std::string> types;
+      const auto found = find_published(self_, address, network, types);
+      if (system_.assignable(types, system_.message_types(inspector_)))
+        inspector_ = caf::actor_cast<inspector_actor>(found);
+      else
+        problem = "what listens there is no training and no node of this version";
+    } catch (const std::runtime_error& e) {
+      problem = e.what();
+    }
     check(problem);
   }
 
@@ -91,9 +84,10 @@ private:
   }
   void check(const std::string& problem) const {
     if (problem.empty()) return;
-    throw error("no training answers: " + problem,
+    throw error("no training and no node answers: " + problem,
                 text_,
-                "is it still running? RUN/address is written when it starts");
+                "is it still running? RUN/address is written when a training starts; one with TLS "
+                "wants --tls DIR");
   }
 
   pipeline_system_config config_;
@@ -111,6 +105,8 @@ struct inspect_options {
   bool watch = false;
   bool json = false;
   bool dump = false;
+  std::string tls;
+  bool insecure = false;
 };
 
 // Rates over the time between two reports are what is of interest when they are watched.
@@ -203,7 +199,10 @@ std::string spent_text(const system_report& report) {
 
 int inspect_run(const inspect_options& o) {
   const std::string text = address_of(o.run);
-  connection to(parse_address(text, o.run), text);
+  const wire_address address = parse_wire_address(text, o.run);
+  const network_settings network = network_of(o.tls, o.insecure);
+  check_exposure(address, network, o.run);
+  connection to(address, network, text);
   system_report report = to.report(), before;
   bool again = false;
   std::vector<mailbox_row> rows = rows_of(report.rows);
@@ -237,8 +236,12 @@ void add_inspect_command(CLI::App& app, std::function<int()>& action) {
   auto o = std::make_shared<inspect_options>();
   CLI::App* command = app.add_subcommand(
       "inspect", "What every actor of a running training does, holds and waits for");
-  command->add_option("RUN", o->run, "Run folder, or the address in its file `address`")
+  command
+      ->add_option(
+          "RUN", o->run, "Run folder, the address in its file `address`, or that of a node")
       ->required();
+  command->add_option("--tls", o->tls, "Folder of certificates that `dflash cert` made");
+  command->add_flag("--insecure", o->insecure, "Ask other machines in plaintext");
   command->add_flag("--watch", o->watch, "Again and again, redrawn in place, until it ends");
   command->add_option("--every", o->every_s, "Seconds between two looks of --watch")
       ->capture_default_str()

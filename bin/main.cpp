@@ -33,6 +33,7 @@ constexpr const char* footer = R"(From a model to a drafter:
   dflash eval --help                              tokens per target pass on held-out prompts
   dflash doctor MODEL runs/my                     what is wrong with a drafter, and how to mend it
   dflash export --help                            write what serving engines load
+  dflash node --help                              lend this host's lanes to a run on another one
   dflash cert --help                              certificates for runs over several hosts
 
 Any key of the configuration can be given as --section.key=value; docs/configuration.md and
@@ -58,6 +59,7 @@ void add_commands(CLI::App& app, std::function<int()>& action) {
   dflash::add_inspect_command(app, action);
   dflash::add_plan_command(app, action);
   dflash::add_report_command(app, action);
+  dflash::add_node_command(app, action);
   dflash::add_cert_command(app, action);
   dflash::add_config_command(app, action);
 }

@@ -14,8 +14,8 @@
 #include "actors/hidden_shape.hpp"
 #include "actors/runtime/limits.hpp"
 #include "config/error.hpp"
+#include "model/drafter.hpp"
 #include "model/loss.hpp"
-#include "model/memory.hpp"
 #include "observe/format.hpp"
 
 namespace dflash {
@@ -45,9 +45,13 @@ std::map<std::string, lane_count> lanes_of(const run_config& c) {
   const auto place = [](const std::string& lane) {
     return parse_lane(lane).cuda ? lane : std::string();
   };
+  // Lanes of other hosts take their memory there.
+  const auto is_here = [](const std::string& lane) { return parse_lane(lane).node.empty(); };
   if (c.data.hidden_states.empty())
-    for (const auto& lane : c.layout.targets) ++places[place(lane)].targets;
-  for (const auto& lane : c.layout.drafters) ++places[place(lane)].drafters;
+    for (const auto& lane : c.layout.targets)
+      if (is_here(lane)) ++places[place(lane)].targets;
+  for (const auto& lane : c.layout.drafters)
+    if (is_here(lane)) ++places[place(lane)].drafters;
   return places;
 }
 
@@ -117,6 +121,26 @@ void add_models(memory_place& place,
       "of one drafter, while a checkpoint is written");
 }
 
+void add_evaluation(memory_place& host, const run_config& c, const memory_shapes& s) {
+  if (c.eval.every == 0) return;
+  const uint64_t element = c.checkpoint.export_dtype == "bf16" ? 2 : sizeof(float);
+  const evaluation_memory e =
+      memory_of(s.target,
+                s.drafter,
+                c.loss,
+                s.dtype,
+                c.data.row_tokens,
+                c.data.anchors,
+                static_cast<uint64_t>(drafter_parameter_count(s.drafter)) * element,
+                s.evaluation);
+  add(host, "evaluation's drafter", e.drafter, "as it decodes, and as it is scored");
+  add(host, "evaluation at work", e.passing(), "a checkpoint is read, a row scored, answers made");
+  add(host,
+      "evaluation's states",
+      s.evaluation.kept_bytes + s.evaluation.made_again_bytes,
+      "hidden states of held-out text and answers");
+}
+
 // While the target is loaded its files are mapped beside the copies that are made of them, and one
 // tensor is there twice. What comes later takes their place, or part of it.
 void add_loading(memory_place& host, const run_config& c, const memory_shapes& s) {
@@ -144,8 +168,12 @@ memory_place host_of(const run_config& c,
   const auto found = places.find("");
   const lane_count here = found == places.end() ? lane_count{} : found->second;
   add(host, "program and libraries", program_bytes);
-  add(host, "lanes", lane_bytes * (here.targets + here.drafters), "threads, scratch of products");
+  add(host,
+      "lanes",
+      lane_bytes * (here.targets + here.drafters + (c.eval.every > 0 ? 1 : 0)),
+      "threads, scratch of products");
   if (here.targets + here.drafters > 0) add_models(host, c, s, here, true);
+  add_evaluation(host, c, s);
   add(host,
       "hidden states",
       limits.total_bytes(),
@@ -213,7 +241,7 @@ memory_shapes memory_shapes_of(const run_config& config,
                                compute_dtype dtype,
                                int64_t rows) {
   namespace fs = std::filesystem;
-  memory_shapes s{target, drafter, dtype, 0, 0, rows};
+  memory_shapes s{target, drafter, dtype, 0, 0, rows, {}};
   std::error_code ignored;
   const auto add = [&](uint64_t& sum, const fs::path& file) {
     const auto size = fs::file_size(file, ignored);

@@ -10,6 +10,7 @@
 #include "config/run_config.hpp"
 #include "model/compute_dtype.hpp"
 #include "model/drafter_config.hpp"
+#include "model/memory.hpp"
 #include "model/target_config.hpp"
 
 namespace dflash {
@@ -22,6 +23,7 @@ struct memory_shapes {
   uint64_t target_file_bytes = 0;  // mapped while it is loaded
   uint64_t shard_bytes = 0;        // of data.train, mapped
   int64_t rows = 1;                // of an epoch
+  evaluation_shapes evaluation;    // of eval.every
 };
 
 /// Looks at the sizes of the files in target.path and data.train.

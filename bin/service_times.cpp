@@ -96,6 +96,12 @@ service_means read_service_times(const std::filesystem::path& run) {
 }
 
 probe_result probe(training_setup setup, double seconds) {
+  for (const auto* lanes : {&setup.config.layout.targets, &setup.config.layout.drafters})
+    for (const std::string& lane : *lanes)
+      if (!parse_lane(lane).node.empty())
+        throw error("a probe measures lanes of this host, not " + lane,
+                    "layout",
+                    "probe with the lanes that are here");
   pipeline_parts parts = std::move(setup.parts);
   for (const auto& trainer : setup.trainers)
     parts.drafters.push_back(work_of(trainer, [](drafter_trainer&) -> uint64_t {

@@ -23,9 +23,12 @@
 #include "actors/runtime/seeded_faults.hpp"
 #include "bin/checkpoint_saver.hpp"
 #include "bin/commands.hpp"
+#include "bin/net_setup.hpp"
 #include "bin/overrides.hpp"
+#include "bin/remote_setup.hpp"
 #include "bin/replica_restore.hpp"
 #include "bin/run_folder.hpp"
+#include "bin/run_listener.hpp"
 #include "bin/run_page.hpp"
 #include "bin/run_summary.hpp"
 #include "bin/service_times.hpp"
@@ -90,30 +93,6 @@ std::string command_text(const std::string& file,
   std::string text = "dflash train " + quoted(file);
   for (const std::string& o : overrides) text += " " + quoted(o);
   return text + (resume ? " --resume" : "");
-}
-
-std::function<void(const inspector_actor&)> publisher(caf::actor_system& system,
-                                                      const network_address& wanted,
-                                                      const run_folder& folder) {
-  struct published {
-    inspector_actor inspector;
-    uint16_t port;
-  };
-  auto last = std::make_shared<published>(published{{}, wanted.port});
-  return [&system, wanted, &folder, last](const inspector_actor& inspector) {
-    // In its next life at the same port.
-    if (last->inspector) system.middleman().unpublish(last->inspector, last->port);
-    last->inspector = nullptr;
-    const auto port = system.middleman().publish(inspector, last->port, wanted.host.c_str(), true);
-    if (!port)
-      throw error(
-          fmt::format(
-              "cannot listen on {}:{}: {}", wanted.host, wanted.port, system.render(port.error())),
-          "net.listen",
-          "another process has the port? port 0 takes a free one");
-    *last = {inspector, *port};
-    write_file_atomically(folder.address(), fmt::format("{}:{}\n", wanted.host, *port));
-  };
 }
 
 void print_best(const run_outcome& outcome, const run_folder& folder) {
@@ -252,12 +231,16 @@ int train(const std::string& file, const std::vector<std::string>& given, bool r
   validate(config);
   const auto log = std::make_shared<const recent_log>();
   set_up_log({.level = config.log.level, .file = {}, .recent = log});
-  const network_address listen = parse_address(config.net.listen, "net.listen");
-  check_can_listen(listen, "net.listen");
+  const network_settings network = network_of(config.net);
+  const wire_address listen = parse_wire_address(config.net.listen, "net.listen");
+  if (check_exposure(listen, network, "net.listen") && !network.security.tls())
+    spdlog::warn("INSECURE: everybody who reaches {} can send this run orders", listen.text());
+  check_can_listen({listen.host, listen.port}, "net.listen");
+  const auto nodes = nodes_of(config, network);
   check_page(config);
   const fault_points::function faults = rehearsed_faults();
   run_folder folder(config.run.dir, config.run.resume);
-  const pipeline_system_config system_config(true, caf_options);
+  pipeline_system_config system_config(network, caf_options);
   signal_watch signals;  // before any thread is made
   training_setup setup = prepare_training(config, folder.checkpoints(), folder.kept_states());
   fmt::print("run {}\n{}", folder.path().string(), setup.plan_text());
@@ -268,13 +251,6 @@ int train(const std::string& file, const std::vector<std::string>& given, bool r
     return 0;
   }
 
-  folder.keep();
-  write_file_atomically(folder.path() / "config.toml", to_toml(config));
-  write_file_atomically(folder.path() / "command", command_text(file, overrides, resume) + "\n");
-  write_file_atomically(folder.path() / "versions", version_text() + "\n");
-  const cut_report cut = truncate_after(folder.metrics(), setup.parts.first_step);
-  if (cut.cut_bytes > 0) spdlog::info("metrics.jsonl cut back to step {}", setup.parts.first_step);
-
   const auto watch = std::make_shared<run_watch>(watch_options{
       folder.path().string(), setup.parts.first_step, setup.parts.plan->total_steps(), [log] {
         return log->lines();
@@ -282,10 +258,29 @@ int train(const std::string& file, const std::vector<std::string>& given, bool r
   pipeline_result result;
   std::shared_ptr<service_meter> meter;
   {
+    caf::actor_system system(system_config);
+    run_listener listener(system, listen, network, nodes, folder);
+    pipeline_parts parts = setup.parts;
+    for (size_t i = 0; i < setup.trainers.size(); ++i)  // none of simulated lanes
+      parts.drafters.push_back(setup.trainers[i]
+                                   ? work_of(setup.trainers[i],
+                                             restorer(setup, folder.checkpoints()),
+                                             i == 0 ? checkpoint_saver(setup, folder.checkpoints())
+                                                    : checkpoint_writer())
+                                   : drafter_work());  // of another host
+    if (has_remote_lanes(config)) {
+      listener.open_door();
+      add_remote_lanes(system, setup, network, nodes, folder.checkpoints(), parts);
+    }
+    folder.keep();
+    write_file_atomically(folder.path() / "config.toml", to_toml(config));
+    write_file_atomically(folder.path() / "command", command_text(file, overrides, resume) + "\n");
+    write_file_atomically(folder.path() / "versions", version_text() + "\n");
+    const cut_report cut = truncate_after(folder.metrics(), setup.parts.first_step);
+    if (cut.cut_bytes > 0)
+      spdlog::info("metrics.jsonl cut back to step {}", setup.parts.first_step);
     const auto page = serve_page(config, folder, watch);
     std::fflush(stdout);
-    caf::actor_system system(const_cast<pipeline_system_config&>(system_config));
-    pipeline_parts parts = setup.parts;
     parts.metrics_file = folder.metrics();
     parts.noted_evaluation = last_step_of_kind(folder.metrics(), "eval");
     parts.run = folder.path().string();
@@ -294,14 +289,12 @@ int train(const std::string& file, const std::vector<std::string>& given, bool r
       parts.trace = trace_options{parse_step_window(config.profile.trace), folder.trace()};
     parts.sinks = make_sinks(config, folder, setup.parts.first_step);
     parts.details = [&config, log] { return details(config, *log); };
-    for (size_t i = 0; i < setup.trainers.size(); ++i)  // none of simulated lanes
-      parts.drafters.push_back(
-          work_of(setup.trainers[i],
-                  restorer(setup, folder.checkpoints()),
-                  i == 0 ? checkpoint_saver(setup, folder.checkpoints()) : checkpoint_writer()));
     parts.faults = faults;
     meter = service_meter::attach(parts);
-    parts.publish = publisher(system, listen, folder);
+    parts.door = listener.door();
+    parts.publish = [&listener](const run_inspector_actor& inspector) {
+      listener.publish(inspector);
+    };
     parts.on_started = [&](std::function<void()> stop) { signals.start(std::move(stop)); };
     result = run_pipeline(system, std::move(parts));
     if (!result.outcome.stuck.empty()) {  // the system would wait for their threads

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bin/flops_setup.hpp"
+#include "bin/lane_work.hpp"
 #include "bin/own_checkpoint.hpp"
 #include "bin/sim_setup.hpp"
 #include "bin/version.hpp"
@@ -26,10 +27,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
+bool is_here(const std::string& lane) {
+  return parse_lane(lane).node.empty();
+}
+
 // Lanes that this build can run.
 void check_lanes(const std::vector<std::string>& lanes, const std::string& key) {
   for (const std::string& lane : lanes)
-    if (parse_lane(lane).cuda)
+    if (parse_lane(lane).cuda && parse_lane(lane).node.empty())
       throw error("lane " + lane + " needs a GPU, which training does not use yet",
                   key,
                   "use lanes cpu:0, cpu:1, ...");
@@ -92,28 +97,22 @@ void choose_draft_vocab(training_setup& s) {
 
 void make_trainers(training_setup& s) {
   const run_config& c = s.config;
-  const drafter_weights start = init_drafter(
-      s.drafter, c.draft.init, *s.model, c.run.seed, c.draft.norm_scale, c.target.path);
-  for (size_t i = 0; i < c.layout.drafters.size(); ++i) {
-    s.trainers.push_back(std::make_shared<drafter_trainer>(
-        s.drafter, c.loss, c.optim, start, s.model, s.dtype, s.parts.plan->total_steps()));
-    if (s.resumed_from.newest)
-      load_checkpoint(*s.resumed_from.newest, s.resumed_from.state, *s.trainers.back());
-  }
+  const auto& lanes = c.layout.drafters;
+  s.trainers.resize(lanes.size());
+  if (std::none_of(lanes.begin(), lanes.end(), is_here)) return;
+  const drafter_weights start = start_weights(s);
+  for (size_t i = 0; i < lanes.size(); ++i)
+    if (is_here(lanes[i])) s.trainers[i] = start_trainer(s, start);
 }
 
 void make_targets(training_setup& s) {
   if (s.from_disk()) return;
-  for (size_t i = 0; i < s.config.layout.targets.size(); ++i) {
-    const auto stages = std::make_shared<stage_timer>();
+  for (const std::string& lane : s.config.layout.targets) {
+    const auto stages = is_here(lane) ? std::make_shared<stage_timer>() : nullptr;
     s.parts.target_stages.push_back(stages);
-    s.parts.targets.push_back(
-        [model = s.model, taps = s.drafter.taps, last = s.parts.shape.last, stages](
-            const batch& b) {
-          target::captured c = model->capture(b.input_ids, b.doc_offsets, taps, last, stages.get());
-          if (last) c.taps.push_back(std::move(c.last_hidden));
-          return std::move(c.taps);
-        });
+    s.parts.targets.push_back(is_here(lane)
+                                  ? capture_by(s.model, s.drafter.taps, s.parts.shape.last, stages)
+                                  : capture_function());
   }
 }
 
@@ -197,6 +196,21 @@ void keep_states(training_setup& s, const fs::path& kept_states) {
 
 }  // namespace
 
+drafter_weights start_weights(const training_setup& s) {
+  const run_config& c = s.config;
+  return init_drafter(
+      s.drafter, c.draft.init, *s.model, c.run.seed, c.draft.norm_scale, c.target.path);
+}
+
+std::shared_ptr<drafter_trainer> start_trainer(const training_setup& s,
+                                               const drafter_weights& start) {
+  auto trainer =
+      make_trainer(s.config, s.drafter, start, s.model, s.dtype, s.parts.plan->total_steps());
+  if (s.resumed_from.newest)
+    load_checkpoint(*s.resumed_from.newest, s.resumed_from.state, *trainer);
+  return trainer;
+}
+
 training_setup outline_training(const run_config& config, const fs::path& checkpoints) {
   if (is_simulated(config)) return prepare_simulated(config);
   training_setup s;
@@ -262,6 +276,10 @@ training_setup outline_training(const run_config& config, const fs::path& checkp
   s.padding_permille = static_cast<int64_t>(p.source->padding_share() * 1000);
 
   s.memory = memory_shapes_of(c, target_shape, s.drafter, s.dtype, p.source->rows());
+  if (c.eval.every > 0) {
+    s.evaluation = outline_evaluation(c, target_shape, p.shape, checkpoints);
+    s.memory.evaluation = s.evaluation->shapes;
+  }
   return s;
 }
 
@@ -275,16 +293,18 @@ training_setup prepare_training(const run_config& config,
   const run_config& c = s.config;
   pipeline_parts& p = s.parts;
   check_memory(c, s.memory);
-  // Evaluations run the target even where its hidden states come from the disk.
-  const bool runs_target = !s.from_disk() || c.eval.every > 0;
+  // Evaluations run the target even where its hidden states come from elsewhere.
+  const auto& lanes = c.layout.targets;
+  const bool captures = !s.from_disk() && std::any_of(lanes.begin(), lanes.end(), is_here);
+  const bool runs_target = captures || c.eval.every > 0;
   s.model = target::load(
       c.target.path, s.dtype, at::kCPU, runs_target ? target_parts::all : target_parts::borrowed);
   open_states(s);
   if (s.resumed_from.newest)
     drop_foreign_checkpoint(s.resumed_from, c, checkpoints, s.model->content_hash(), s.data_hash());
   if (s.resumed_from.newest) take_over(s);
-  if (c.eval.every > 0) {
-    s.evaluation = prepare_evaluation(c, s.model, p.shape, checkpoints);
+  if (s.evaluation) {
+    give_model(*s.evaluation, c, s.model);
     add_evaluation(*s.evaluation, c, checkpoints, p.first_step, p.plan->total_steps(), p);
   }
   make_trainers(s);
@@ -348,6 +368,11 @@ std::string training_setup::plan_text() const {
        (from_disk() ? std::string("no targets")
                     : fmt::format("{} targets x {} threads", l.targets, parts.target_threads)) +
            fmt::format(", {} drafters x {} threads", l.drafters, parts.drafter_threads));
+  std::vector<std::string> away;
+  for (const auto* list : {&config.layout.targets, &config.layout.drafters})
+    for (const std::string& lane : *list)
+      if (!is_here(lane)) away.push_back(lane);
+  if (!away.empty()) line("", fmt::format("of other hosts: {}", fmt::join(away, " ")));
   if (!states_form.empty())
     line("states",
          fmt::format("{}, {}, {} on disk",
@@ -365,14 +390,16 @@ std::string training_setup::plan_text() const {
                                    : "target"));
   if (!l.cost.empty()) line("", "lowered by layout.max_in_flight: " + l.cost);
   const auto& saves = config.checkpoint;
-  if (!trainers.empty())
+  if (!trainers.empty())  // none of simulated lanes
     line(
         "saves",
         (saves.every > 0 ? fmt::format("every {} steps", saves.every) : std::string("at the end")) +
             fmt::format(", the newest {} stay", saves.keep) +
             (saves.keep_every > 0 ? fmt::format(", multiples of {} too", saves.keep_every) : "") +
-            fmt::format("; {} of memory for the copy that is written beside training",
-                        bytes_text(snapshot_bytes(*trainers.front()))));
+            (trainers.front()
+                 ? fmt::format("; {} of memory for the copy that is written beside training",
+                               bytes_text(snapshot_bytes(*trainers.front())))
+                 : std::string()));
   if (evaluation) line("evaluation", evaluation_text(*evaluation, config));
   if (parts.store)
     line("kept",

@@ -22,7 +22,8 @@ namespace dflash {
 struct training_setup {
   run_config config;
   pipeline_parts parts;  // without drafters: those are made of the trainers, or simulated
-  std::vector<std::shared_ptr<drafter_trainer>> trainers;  // [M], equal weights
+  // [M], equal weights; null: of another host
+  std::vector<std::shared_ptr<drafter_trainer>> trainers;
   std::shared_ptr<const target> model;
   drafter_config drafter;
   compute_dtype dtype = compute_dtype::fp32;
@@ -41,6 +42,12 @@ struct training_setup {
   /// What is going to happen, for people.
   std::string plan_text() const;
 };
+
+/// Weights that the run starts with, and a trainer that has them, or the state of the checkpoint
+/// that the run goes on from.
+drafter_weights start_weights(const training_setup& setup);
+std::shared_ptr<drafter_trainer> start_trainer(const training_setup& setup,
+                                               const drafter_weights& start);
 
 /// All that is known without loading a model or making a lane: shapes, data, steps, limits, memory.
 /// Throws as prepare_training.

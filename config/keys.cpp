@@ -20,7 +20,9 @@ const section section_table[] = {
     {"data", "What is trained on, and how rows are made of it."},
     {"loss", "The loss: its terms, and how much each place in a block weighs."},
     {"optim", "Optimizer, learning rate and length of the run."},
-    {"layout", "Which devices run what. A lane is `cpu:I`, `cuda:I` or, simulated, `sim:I`."},
+    {"layout",
+     "Which devices run what. A lane is `cpu:I`, `cuda:I` or, simulated, `sim:I`; one that another "
+     "host lends (`dflash node`) is `NODE/cpu:I`."},
     {"sim",
      "Simulated lanes: the real actors with any layout, on any machine. A lane sleeps through its "
      "service times, hidden states are counted in full and never touched, nothing is trained and "
@@ -29,7 +31,7 @@ const section section_table[] = {
     {"checkpoint", "Saved states to resume from."},
     {"metrics", "What is measured while training."},
     {"profile", "Times of stages."},
-    {"net", "How a running training can be reached."},
+    {"net", "How a running training can be reached, and how it reaches the nodes of its layout."},
     {"log", "Messages for people, on stderr."},
 };
 
@@ -171,6 +173,9 @@ const std::vector<key>& table() {
        "Lanes that run the target, one copy each.", free},
       {"layout.drafters", texts_key{AT(layout.drafters)}, "",
        "Lanes that train a replica of the drafter. A resumed run must have as many.", fixed_count},
+      {"layout.nodes", addresses_key{AT(layout.nodes)}, "HOST:PORT",
+       "Where the nodes of the lanes above listen, by name: `{ nodeB = \"10.0.0.2:5555\" }`. Nodes "
+       "that are not here are waited for: they join by themselves (`dflash node --join`).", free},
       {"layout.target_threads", integer_key{AT(layout.target_threads), 1, 1024}, "threads",
        "Threads of a target lane on a CPU. They change rounding."},
       {"layout.drafter_threads", integer_key{AT(layout.drafter_threads), 1, 1024}, "threads",
@@ -254,8 +259,24 @@ const std::vector<key>& table() {
        "or chrome://tracing: `steps 10..20`. Empty: none.", free},
 
       {"net.listen", text_key{AT(net.listen)}, "HOST:PORT",
-       "Where `dflash inspect` finds the run; port 0: a free one, written to `address` in "
-       "the run folder.", free},
+       "Where `dflash inspect` finds the run, and nodes that join; port 0: a free one, written to "
+       "`address` in the run folder.", free},
+      {"net.tls", text_key{AT(net.tls)}, "",
+       "Folder with `ca.pem`, `node.pem` and `node.key` as `dflash cert` makes them: all connections "
+       "are encrypted, and only peers with a certificate of that authority get in. Needed, unless "
+       "`net.insecure`, for every address that other machines reach.", free},
+      {"net.insecure", flag_key{AT(net.insecure)}, "",
+       "Speak plaintext with other machines. There is no password: whoever reaches the ports can "
+       "read and change what is trained.", free},
+      {"net.heartbeat", number_key{AT(net.heartbeat), 0.05, 10.0}, "seconds",
+       "Rhythm of the signs of life between hosts.", free},
+      {"net.timeout", number_key{AT(net.timeout), 0.5, 300.0}, "seconds",
+       "A peer that is silent for so long is lost; at least 4 heartbeats.", free},
+      {"net.wait", number_key{AT(net.wait), 0.0, 86400.0}, "seconds",
+       "How long a run waits at its start for nodes that are not there yet.", free},
+      {"net.patience", number_key{AT(net.patience), 0.0, 1e6}, "seconds",
+       "How long a lane whose node is lost is tried again before it is retired. Batches of a lost "
+       "target go to the others meanwhile; a lost drafter is waited for.", free},
 
       {"log.level", text_key{AT(log.level), {"trace", "debug", "info", "warn", "error", "off"}}, "",
        "Least level that is printed.", free},

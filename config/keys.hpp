@@ -62,6 +62,9 @@ struct weights_key {  // a table from names to numbers from 0
   member<std::map<std::string, double>> at;
   choices names;
 };
+struct addresses_key {  // a table from names of nodes to HOST:PORT
+  member<std::map<std::string, std::string>> at;
+};
 struct bytes_key {
   member<std::uint64_t> at;
 };
@@ -79,6 +82,7 @@ using binding = std::variant<integer_key,
                              integers_key,
                              pair_key,
                              weights_key,
+                             addresses_key,
                              bytes_key,
                              span_key>;
 

@@ -73,9 +73,7 @@ bool is_section(std::string_view name) {
   return false;
 }
 
-void read_file(const std::filesystem::path& file, run_config& config) {
-  const std::string text = read_text(file);
-  const std::string name = file.string();
+void read_toml(const std::string& text, const std::string& name, run_config& config) {
   toml::table root;
   try {
     root = toml::parse(text, name);
@@ -123,8 +121,15 @@ void read_override(const std::string& text, run_config& config) {
 run_config parse_run_config(const std::filesystem::path& file,
                             const std::vector<std::string>& overrides) {
   run_config config;
-  if (!file.empty()) read_file(file, config);
+  if (!file.empty()) read_toml(read_text(file), file.string(), config);
   for (const std::string& text : overrides) read_override(text, config);
+  return config;
+}
+
+run_config parse_run_text(const std::string& text, const std::string& name) {
+  if (text.size() > largest_file_bytes) throw error("the configuration is larger than 1 MiB", name);
+  run_config config;
+  read_toml(text, name, config);
   return config;
 }
 

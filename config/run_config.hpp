@@ -108,8 +108,10 @@ struct optim_section {
 };
 
 struct layout_section {
-  std::vector<std::string> targets = {"cpu:0"};   // [N] lanes "cpu:I" | "cuda:I" | "sim:I"
+  std::vector<std::string> targets = {"cpu:0"};   // [N] lanes "cpu:I" | "cuda:I" | "sim:I", of
+                                                  // another host "NODE/cpu:I"
   std::vector<std::string> drafters = {"cpu:0"};  // [M]
+  std::map<std::string, std::string> nodes;       // name -> HOST:PORT of its `dflash node`
   std::int64_t target_threads = 1;                // per lane, CPU
   std::int64_t drafter_threads = 1;               // per lane, CPU; changes bits
   std::uint64_t max_in_flight = 0;                // bytes of hidden states; 0: derived
@@ -168,7 +170,13 @@ struct profile_section {
 };
 
 struct net_section {
-  std::string listen = "127.0.0.1:0";  // of the inspector; port 0: a free one
+  std::string listen = "127.0.0.1:0";  // of the inspector and nodes that join; port 0: a free one
+  std::string tls;                     // folder of `dflash cert`; empty: plaintext
+  bool insecure = false;               // plaintext with other machines
+  double heartbeat = 0.5;              // seconds
+  double timeout = 4.0;                // seconds of silence after which a peer is lost
+  double wait = 60.0;                  // seconds for nodes at the start
+  double patience = 600.0;             // seconds for a lost node to come back
   bool operator==(const net_section&) const = default;
 };
 
@@ -200,6 +208,9 @@ struct run_config {
 /// several keys: that is validate(). Throws error with file:line:column.
 run_config parse_run_config(const std::filesystem::path& file,
                             const std::vector<std::string>& overrides = {});
+
+/// The same of a text, which errors call by this name.
+run_config parse_run_text(const std::string& text, const std::string& name);
 
 /// Checks everything that needs more than one key, and that the required keys are there. Throws
 /// error naming the key.
@@ -237,12 +248,18 @@ struct step_window {
 };
 step_window parse_step_window(const std::string& text);
 
-/// A lane of the layout: "cpu:0", "cuda:1" or "sim:2".
+/// A lane of the layout: "cpu:0", "cuda:1" or "sim:2"; of another host "NODE/cpu:0".
 struct lane_name {
   bool cuda = false;
   bool sim = false;
   int index = 0;
+  std::string node = {};  // empty: of this process
+  /// Without the node: "cpu:0".
+  std::string local() const;
 };
+
+/// Whether it can be the name of a node: letters, digits, ".", "_", "-", at most 63 of them.
+bool is_node_name(const std::string& text);
 
 /// Throws error for anything else.
 lane_name parse_lane(const std::string& text);

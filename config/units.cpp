@@ -41,11 +41,26 @@ std::optional<std::uint64_t> parse_bytes(const std::string& text) {
   return std::nullopt;
 }
 
-lane_name parse_lane(const std::string& text) {
+std::string lane_name::local() const {
+  return (cuda ? "cuda:" : sim ? "sim:" : "cpu:") + std::to_string(index);
+}
+
+bool is_node_name(const std::string& text) {
+  constexpr const char* letters =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  return !text.empty() && text.size() <= 63 && text.front() != '-' && text.front() != '.' &&
+         text.find_first_not_of(letters) == std::string::npos;
+}
+
+lane_name parse_lane(const std::string& given) {
+  const auto slash = given.find('/');
+  const std::string node = slash == std::string::npos ? std::string() : given.substr(0, slash);
+  const std::string text = slash == std::string::npos ? given : given.substr(slash + 1);
   const auto colon = text.find(':');
   const std::string kind = text.substr(0, colon);
-  lane_name lane{.cuda = kind == "cuda", .sim = kind == "sim", .index = 0};
-  if (colon != std::string::npos && (kind == "cpu" || lane.cuda || lane.sim)) {
+  lane_name lane{.cuda = kind == "cuda", .sim = kind == "sim", .index = 0, .node = node};
+  const bool named = slash == std::string::npos || is_node_name(node);
+  if (named && colon != std::string::npos && (kind == "cpu" || lane.cuda || lane.sim)) {
     const char* const first = text.data() + colon + 1;
     const char* const end = text.data() + text.size();
     const auto [rest, problem] = std::from_chars(first, end, lane.index);
@@ -54,9 +69,10 @@ lane_name parse_lane(const std::string& text) {
       return lane;
   }
   throw error(
-      "\"" + text + "\" is not a lane",
+      "\"" + given + "\" is not a lane",
       "layout",
-      "lanes are \"cpu:0\", \"cpu:1\", ..., \"cuda:0\", ..., or simulated ones, \"sim:0\", ...");
+      "lanes are \"cpu:0\", \"cpu:1\", ..., \"cuda:0\", ..., or simulated ones, \"sim:0\", ...; on "
+      "another host \"NODE/cpu:0\", with the node's name from layout.nodes or --name");
 }
 
 bool is_simulated(const run_config& config) {

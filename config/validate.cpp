@@ -192,6 +192,13 @@ void check_lanes(const std::vector<std::string>& lanes, const char* name) {
   }
 }
 
+void check_net(const run_config& c) {
+  if (c.net.timeout < 4 * c.net.heartbeat)
+    throw error("a timeout of less than 4 heartbeats would lose peers that live",
+                "net.timeout",
+                "a longer timeout, or a shorter net.heartbeat");
+}
+
 void check_metrics(const run_config& c) {
   if (!c.profile.trace.empty()) parse_step_window(c.profile.trace);
 }
@@ -230,6 +237,7 @@ void validate(const run_config& config) {
   check_loss(config);
   check_optim(config.optim);
   check_metrics(config);
+  check_net(config);
 }
 
 }  // namespace dflash

@@ -174,6 +174,26 @@ void read(const reader& r, const weights_key& b, const toml::node& value, run_co
   b.at(config) = std::move(weights);
 }
 
+void read(const reader& r, const addresses_key& b, const toml::node& value, run_config& config) {
+  const toml::table* table = value.as_table();
+  if (table == nullptr) r.wrong_type(value);
+  std::map<std::string, std::string> addresses;
+  for (auto&& [key_name, node] : *table) {
+    const std::string name(key_name.str());
+    if (!is_node_name(name))
+      throw error(toml_string(name) + " in " + std::string(r.k.name) + " is no name of a node",
+                  r.where,
+                  "letters, digits, \".\", \"_\" and \"-\", at most 63 of them");
+    const auto* text = node.as_string();
+    if (text == nullptr || text->get().empty())
+      throw error(std::string(r.k.name) + "." + name + " must be an address",
+                  r.where,
+                  "a string, e.g. \"10.0.0.2:5555\"");
+    addresses[name] = text->get();
+  }
+  b.at(config) = std::move(addresses);
+}
+
 void read(const reader& r, const bytes_key& b, const toml::node& value, run_config& config) {
   if (const auto* v = value.as_integer()) {
     if (v->get() < 0) r.out_of_range(std::to_string(v->get()));
@@ -285,6 +305,12 @@ std::optional<std::string> print_value(const key& k, const run_config& config) {
               all += (all.empty() ? " " : ", ") + name + " = " + number_text(weight);
             return "{" + all + (all.empty() ? "}" : " }");
           },
+          [&](const addresses_key& b) -> text {
+            std::string all;
+            for (const auto& [name, address] : look(b.at, config))
+              all += (all.empty() ? " " : ", ") + toml_string(name) + " = " + toml_string(address);
+            return "{" + all + (all.empty() ? "}" : " }");
+          },
           [&](const bytes_key& b) -> text { return bytes_text(look(b.at, config)); },
           [&](const span_key& b) -> text { return span_text(look(b.at, config)); },
       },
@@ -304,6 +330,7 @@ std::string type_text(const key& k) {
           [](const integers_key&) -> std::string { return "a list of whole numbers"; },
           [](const pair_key&) -> std::string { return "a list of two numbers"; },
           [](const weights_key&) -> std::string { return "a table of numbers"; },
+          [](const addresses_key&) -> std::string { return "a table of strings"; },
           [](const bytes_key&) -> std::string { return "a size (\"8 GB\", or bytes)"; },
           [](const span_key&) -> std::string {
             return "a share (0.0 to 1.0) or a whole number of steps";
@@ -336,6 +363,7 @@ std::string range_text(const key& k) {
           [](const weights_key& b) {
             return "names " + backticked(b.names) + ", weights at least 0";
           },
+          [](const addresses_key&) -> std::string { return "names of nodes, HOST:PORT each"; },
           [](const bytes_key&) -> std::string { return "at least 0"; },
           [](const span_key&) -> std::string { return "from 0.0 to 1.0, or steps from 0"; },
       },

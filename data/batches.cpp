@@ -197,13 +197,20 @@ batch_source::batch_source(token_set documents,
   }
 }
 
-int64_t batch_source::row_of(uint64_t k) const {
+int64_t batch_source::row_of(uint64_t k, epoch_order& kept) const {
   const auto n = static_cast<uint64_t>(rows());
-  return permutation(rows(), seed_, k / n)[k % n];
+  const uint64_t epoch = k / n;
+  if (kept.rows.empty() || kept.epoch != epoch) kept = {epoch, permutation(rows(), seed_, epoch)};
+  return kept.rows[k % n];
 }
 
 batch batch_source::make(uint64_t k) const {
-  batch b = make_row(row_of(k));
+  epoch_order once;
+  return make(k, once);
+}
+
+batch batch_source::make(uint64_t k, epoch_order& kept) const {
+  batch b = make_row(row_of(k, kept));
   b.k = k;
   b.epoch = k / static_cast<uint64_t>(rows());
   draw_anchors(b, seed_, anchors_);

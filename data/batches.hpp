@@ -41,6 +41,13 @@ struct prefix_draw {
   int64_t block_size = 2;
 };
 
+/// The order of an epoch's rows, kept by whoever asks for its batches one after the other: making
+/// it takes time with the number of rows.
+struct epoch_order {
+  uint64_t epoch = 0;
+  std::vector<int32_t> rows;  // [place]; empty: of no epoch yet
+};
+
 /// Immutable after construction; make() may be called by any number of threads.
 class batch_source {
 public:
@@ -62,12 +69,13 @@ public:
   /// Epoch k / rows(), place k % rows() in that epoch's permutation of the rows; anchors are
   /// redrawn for each k: per document, without replacement, from p with mask[p] = mask[p + 1] = 1
   /// in it.
+  batch make(uint64_t k, epoch_order& kept) const;
   batch make(uint64_t k) const;
   /// The tokens of one row without anchors: what every batch of that row has in common. k and epoch
   /// are 0.
   batch make_row(int64_t row) const;
   /// Row of batch k alone: what make(k).row will be.
-  int64_t row_of(uint64_t k) const;
+  int64_t row_of(uint64_t k, epoch_order& kept) const;
 
 private:
   token_set documents_;

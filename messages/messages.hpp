@@ -393,6 +393,7 @@ struct evaluation_note {
 
 struct mailbox_report {
   std::string actor;
+  std::string where;  // of a lane of another host: "nodeB/cpu:0, answers"; empty: here
   std::string state;  // "computing", "waiting for a batch", ...
   int64_t state_ns = 0;
   int64_t depth = 0;

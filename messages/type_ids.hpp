@@ -32,6 +32,7 @@ template <class Inspector>
 typename Inspector::result_type inspect(Inspector& f, mailbox_report& x) {
   if constexpr (goes_over_the_wire<Inspector>) {
     if (auto err = f(x.actor,
+                     x.where,
                      x.state,
                      x.state_ns,
                      x.depth,

@@ -15,8 +15,6 @@ namespace dflash {
 
 namespace {
 
-// As `dflash eval`: prompts whose answers are made in one batch.
-constexpr int64_t group_prompts = 64;
 // Answers that are walked in one piece of work: those that walk_answers takes at once.
 constexpr size_t walked_at_once = 32;
 
@@ -54,8 +52,9 @@ struct evaluator_work::at_work {
 
 evaluator_work::evaluator_work(evaluation_parts parts) : parts_(std::move(parts)) {
   for (size_t s = 0; s < parts_.prompts.size(); ++s)
-    for (int64_t first = 0; first < parts_.prompts[s].size(); first += group_prompts)
-      groups_.push_back({s, first, std::min(first + group_prompts, parts_.prompts[s].size()), {}});
+    for (int64_t first = 0; first < parts_.prompts[s].size(); first += evaluated_at_once)
+      groups_.push_back(
+          {s, first, std::min(first + evaluated_at_once, parts_.prompts[s].size()), {}});
   if (parts_.rows) rows_.resize(static_cast<size_t>(parts_.rows->rows()));
 }
 
@@ -83,7 +82,7 @@ void evaluator_work::begin(uint64_t steps, const std::filesystem::path& checkpoi
 
 void evaluator_work::score_row(int64_t row) {
   const auto k = static_cast<uint64_t>(row);
-  const batch tokens = parts_.rows->make(k);
+  const batch tokens = parts_.rows->make(k, order_);
   held_out_row& kept = rows_[static_cast<size_t>(row)];
   std::vector<at::Tensor> hidden = kept.hidden;
   if (hidden.empty()) {

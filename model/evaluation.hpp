@@ -21,6 +21,9 @@
 
 namespace dflash {
 
+/// As `dflash eval`: prompts of a shard whose answers are made in one batch.
+inline constexpr int64_t evaluated_at_once = 64;
+
 struct evaluation_parts {
   std::shared_ptr<const target> model;       // shared with the target lanes
   std::shared_ptr<const batch_source> rows;  // held-out text; null: none
@@ -65,6 +68,7 @@ private:
   evaluation_parts parts_;
   std::vector<prompt_group> groups_;
   std::vector<held_out_row> rows_;  // [row]
+  epoch_order order_;               // of parts_.rows
   uint64_t kept_ = 0;
   std::unique_ptr<at_work> at_work_;
 };

@@ -43,6 +43,10 @@ uint64_t layer_parameters(const target_config& c, int64_t layer) {
 
 // Rows of one chunk of the loss, as model/head_loss.cpp has them.
 constexpr int64_t chunk_rows = 192;
+// Tokens of prompts in one pass (model/decode.cpp), answers walked at once (model/eval.cpp), blocks
+// of a forward pass there and rows of its head product (model/drafter_decode.cpp).
+constexpr int64_t decoded_rows = 4096, walked_prompts = 32, drafted_blocks = 1024,
+                  drafted_rows = 256;
 
 // The largest matrix of a layer, whose gradient is first a product in the compute dtype.
 uint64_t largest_matrix(const drafter_config& c) {
@@ -51,11 +55,56 @@ uint64_t largest_matrix(const drafter_config& c) {
                    elements(c.target_hidden, c.hidden)});
 }
 
+// Columns that a pass through the target's layers has of each token: residual stream, normed, two
+// deltas; the mixer's output, the gated units, the widest product.
+uint64_t pass_columns(const target_config& c) {
+  int64_t widest = 0;
+  for (int64_t i = 0; i < c.layers; ++i) {
+    // The mixer's products, or those of the MLP (experts: of the tokens that one of them gets).
+    const auto [in, out] = widths_of(c, i);
+    const int64_t mlp =
+        c.has_experts(i)
+            ? 3 * (c.experts.intermediate * c.experts.per_token + c.experts.shared_intermediate)
+            : 2 * c.intermediate;
+    widest = std::max({widest, in, mlp});
+  }
+  return static_cast<uint64_t>(4 * c.hidden + c.heads * c.head_dim + c.intermediate + widest);
+}
+
 // What layer_state keeps, [n] rows of queries of [all] slots, [context] rows of context.
 uint64_t layer_elements(const drafter_config& c, int64_t n, int64_t all, int64_t context) {
   const int64_t q = c.query_width(), kv = c.kv_width();
   return elements(all, 2 * c.hidden + 3 * kv) + elements(context, 3 * kv) +
          elements(n, 2 * c.hidden + 3 * q + 2 * c.intermediate);
+}
+
+// What a forward pass of the drafter keeps.
+uint64_t forward_elements(const drafter_config& c, int64_t row_tokens, int64_t anchors) {
+  const int64_t slots = anchors * c.block_size, asking = anchors * (c.block_size - 1);
+  uint64_t kept = layer_elements(c, asking, slots, row_tokens) + elements(asking, c.hidden);
+  for (int64_t i = 0; i + 1 < c.layers; ++i) kept += layer_elements(c, slots, slots, row_tokens);
+  return kept;
+}
+
+uint64_t head_chunk_bytes(const drafter_config& c,
+                          const loss_section& loss,
+                          int64_t anchors,
+                          uint64_t size) {
+  const int64_t tables = terms_of(loss).teacher() ? 2 : 1;
+  return elements(std::min(chunk_rows, anchors * (c.block_size - 1)), c.draft_vocab() * tables) *
+         size;
+}
+
+// Of one sequence of `tokens` that the target decodes.
+uint64_t cache_bytes(const target_config& c, int64_t tokens, uint64_t size) {
+  uint64_t bytes = 0;
+  for (int64_t i = 0; i < c.layers; ++i)
+    bytes += c.kind(i) == layer_kind::linear
+                 ? elements(c.linear.value_heads * c.linear.key_dim, c.linear.value_dim) *
+                           sizeof(float) +
+                       elements(c.linear.taps - 1, c.linear.channels()) * size
+                 : elements(tokens, 2 * c.kv_heads * c.head_dim) * size;
+  return bytes;
 }
 
 }  // namespace
@@ -70,23 +119,12 @@ target_memory memory_of(
   const bool packs = packed && (dtype == compute_dtype::fp32 || cpu_has_bf16_product());
   if (packs) m.packed_head = table * size;
   if (!layers) return m;
-  uint64_t widest = 0;
   for (int64_t i = 0; i < c.layers; ++i) {
     const uint64_t n = layer_parameters(c, i);
     m.parameters += n + 2 * static_cast<uint64_t>(c.hidden);
     m.weights += n * size;
-    // The mixer's products, or those of the MLP (experts: of the tokens that one of them gets).
-    const auto [in, out] = widths_of(c, i);
-    const int64_t mlp =
-        c.has_experts(i)
-            ? 3 * (c.experts.intermediate * c.experts.per_token + c.experts.shared_intermediate)
-            : 2 * c.intermediate;
-    widest = std::max(widest, static_cast<uint64_t>(std::max(in, mlp)));
   }
-  // Residual stream, normed, two deltas; the mixer's output, the gated units, the widest product.
-  const uint64_t columns =
-      static_cast<uint64_t>(4 * c.hidden + c.heads * c.head_dim + c.intermediate) + widest;
-  m.activations = static_cast<uint64_t>(row_tokens) * columns * size +
+  m.activations = static_cast<uint64_t>(row_tokens) * pass_columns(c) * size +
                   elements(row_tokens, c.rotary_dims()) * sizeof(float);
   return m;
 }
@@ -115,17 +153,51 @@ drafter_memory memory_of(const drafter_config& c,
 
   const int64_t slots = anchors * c.block_size, asking = anchors * (c.block_size - 1);
   const uint64_t context = elements(row_tokens, c.hidden);
-  uint64_t kept = layer_elements(c, asking, slots, row_tokens) + elements(asking, c.hidden);
-  for (int64_t i = 0; i + 1 < c.layers; ++i) kept += layer_elements(c, slots, slots, row_tokens);
+  uint64_t kept = forward_elements(c, row_tokens, anchors);
   // Context and its gradient; output, hidden and their gradients.
   kept += 2 * context + 4 * elements(asking, c.hidden);
   m.activations = kept * size + context * sizeof(float);
   // Backward through a layer: the units and their gradients, and a gradient before it is added.
   const uint64_t back = elements(slots, 4 * c.intermediate + 2 * c.hidden) + largest_matrix(c);
-  const int64_t tables = terms_of(loss).teacher() ? 2 : 1;
-  m.head_chunk = elements(std::min(chunk_rows, asking), c.draft_vocab() * tables) * size;
+  m.head_chunk = head_chunk_bytes(c, loss, anchors, size);
   m.activations += back * size > m.head_chunk ? back * size - m.head_chunk : 0;
   if (optim.name == "muon") m.update = largest_matrix(c) * (2 * sizeof(float) + 4 * size);
+  return m;
+}
+
+evaluation_memory memory_of(const target_config& t,
+                            const drafter_config& d,
+                            const loss_section& loss,
+                            compute_dtype dtype,
+                            int64_t row_tokens,
+                            int64_t anchors,
+                            uint64_t file_bytes,
+                            const evaluation_shapes& e) {
+  const uint64_t size = size_of(dtype);
+  const auto parameters = static_cast<uint64_t>(drafter_parameter_count(d));
+  evaluation_memory m;
+  // Decoding has the projections of the context's keys and values once more, in one matrix.
+  m.drafter = (parameters + elements(2 * d.layers * d.kv_width(), d.hidden)) * size;
+  if (e.rows) m.drafter += parameters * size;
+  if (!d.draft_ids.empty()) m.drafter += elements(d.draft_vocab(), d.hidden) * size;
+  m.loading = file_bytes + parameters * sizeof(float);
+  if (e.rows)
+    m.work = std::max(
+        memory_of(t, dtype, row_tokens, false).activations,
+        forward_elements(d, row_tokens, anchors) * size + head_chunk_bytes(d, loss, anchors, size));
+  if (e.prompts == 0) return m;
+  const int64_t prefilled = std::max(std::min(e.prompt_tokens, decoded_rows), e.longest);
+  const uint64_t answers = static_cast<uint64_t>(e.prompts) * cache_bytes(t, e.longest, size) +
+                           static_cast<uint64_t>(prefilled) * pass_columns(t) * size +
+                           elements(e.prompts, t.vocab) * size;
+  const int64_t walked = std::min(e.prompts, walked_prompts);
+  const int64_t slots = std::min(walked * e.new_tokens, drafted_blocks) * d.block_size;
+  const uint64_t walk =
+      elements(walked * e.longest, 2 * d.layers * d.kv_width()) * size +
+      elements(slots, d.hidden) * (sizeof(float) + size) +
+      elements(slots, 2 * d.query_width() + 2 * d.kv_width() + 3 * d.intermediate) * size +
+      elements(std::min(drafted_rows, slots), d.draft_vocab()) * size;
+  m.work = std::max({m.work, answers, walk});
   return m;
 }
 

@@ -53,4 +53,34 @@ drafter_memory memory_of(const drafter_config& config,
                          int64_t anchors,
                          bool packed);
 
+// Of what evaluations read.
+struct evaluation_shapes {
+  bool rows = false;              // of held-out text
+  int64_t prompts = 0;            // answered at once
+  int64_t prompt_tokens = 0;      // of those prompts together
+  int64_t longest = 0;            // tokens of one of them with its answer
+  int64_t new_tokens = 0;         // of an answer
+  uint64_t kept_bytes = 0;        // hidden states that stay from one evaluation to the next
+  uint64_t made_again_bytes = 0;  // the largest that find no room there
+};
+
+// Of an evaluation while training, beside the hidden states.
+struct evaluation_memory {
+  uint64_t drafter = 0;  // copies of its weights: as they decode, and as they are scored
+  uint64_t loading = 0;  // the checkpoint as it was read, until the copies are made
+  uint64_t work = 0;     // the most that one piece of work needs: a row, answers, a walk
+
+  uint64_t passing() const { return loading > work ? loading : work; }
+};
+
+// `file_bytes`: of the weights in the checkpoint.
+evaluation_memory memory_of(const target_config& target,
+                            const drafter_config& drafter,
+                            const loss_section& loss,
+                            compute_dtype dtype,
+                            int64_t row_tokens,
+                            int64_t anchors,
+                            uint64_t file_bytes,
+                            const evaluation_shapes& shapes);
+
 }  // namespace dflash

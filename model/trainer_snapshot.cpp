@@ -8,10 +8,24 @@ namespace dflash {
 
 namespace {
 
-// Buffers of the shapes of `from`; masters and average as views of one flat tensor each.
+// Buffers of the shapes of `from`.
 void make_buffers(drafter_trainer& trainer, trainer_snapshot& into) {
-  into.config = trainer.config();
-  if (!into.config.draft_ids.empty()) into.head = trainer.head();
+  std::vector<std::pair<std::string, std::vector<int64_t>>> moments;
+  for (const auto& [name, tensor] : trainer.state().state())
+    moments.emplace_back(name, tensor.sizes().vec());
+  into = blank_snapshot(trainer.config(), trainer.head(), trainer.average() != nullptr, moments);
+}
+
+}  // namespace
+
+trainer_snapshot blank_snapshot(
+    const drafter_config& config,
+    const at::Tensor& head,
+    bool average,
+    const std::vector<std::pair<std::string, std::vector<int64_t>>>& moments) {
+  trainer_snapshot into;
+  into.config = config;
+  if (!into.config.draft_ids.empty()) into.head = head;
   const auto flat_copy = [&](const std::string& prefix, drafter_weights& views) {
     const auto options = at::TensorOptions().dtype(at::kFloat);
     views = view_drafter_weights(into.config,
@@ -20,13 +34,11 @@ void make_buffers(drafter_trainer& trainer, trainer_snapshot& into) {
       into.tensors.emplace_back(prefix + name, *tensor);
   };
   flat_copy("master.", into.exported);
-  if (trainer.average() != nullptr) flat_copy("ema.", into.exported);
-  for (const auto& [name, tensor] : trainer.state().state())
-    into.tensors.emplace_back(name,
-                              at::empty(tensor.sizes(), at::TensorOptions().dtype(at::kFloat)));
+  if (average) flat_copy("ema.", into.exported);
+  for (const auto& [name, sizes] : moments)
+    into.tensors.emplace_back(name, at::empty(sizes, at::TensorOptions().dtype(at::kFloat)));
+  return into;
 }
-
-}  // namespace
 
 uint64_t trainer_snapshot::bytes() const {
   uint64_t sum = 0;

@@ -29,6 +29,15 @@ struct trainer_snapshot {
 // trainer's memory.
 std::vector<std::pair<std::string, at::Tensor>> trainer_tensors(drafter_trainer& trainer);
 
+// Buffers for a snapshot of a trainer of this shape; masters and average are views of one flat
+// tensor each. head: as above, looked at only with a draft vocabulary. moments: names and shapes,
+// in order.
+trainer_snapshot blank_snapshot(
+    const drafter_config& config,
+    const at::Tensor& head,
+    bool average,
+    const std::vector<std::pair<std::string, std::vector<int64_t>>>& moments);
+
 // Copies into the buffers of `into`, which are made at the first call and must be of the same
 // trainer later. By the trainer's own thread, between two steps.
 void take_snapshot(drafter_trainer& trainer, trainer_snapshot& into);

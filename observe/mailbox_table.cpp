@@ -42,7 +42,10 @@ std::string mailbox_table(std::span<const mailbox_row> rows) {
                                              {"credits"},
                                              {"restarts"}};
   if (any_refused) columns.push_back({"refused"});
+  const bool any_away =
+      std::any_of(rows.begin(), rows.end(), [](const mailbox_row& r) { return !r.where.empty(); });
   columns.push_back({"batches", align::left});
+  if (any_away) columns.push_back({"where", align::left});
   columns.push_back({"state", align::left});
   text_table table(std::move(columns));
   for (const mailbox_row& r : rows) {
@@ -61,6 +64,7 @@ std::string mailbox_table(std::span<const mailbox_row> rows) {
                                       std::to_string(r.restarts)};
     if (any_refused) cells.push_back(std::to_string(r.refused));
     cells.push_back(r.held.empty() ? "-" : numbers_text(r.held));
+    if (any_away) cells.push_back(r.where.empty() ? "-" : r.where);
     cells.push_back(r.state);
     table.add_row(std::move(cells));
   }
@@ -87,6 +91,7 @@ json_object mailbox_json(const mailbox_row& r) {
       .add("refused", r.refused);
   const std::vector<std::int64_t> held(r.held.begin(), r.held.end());
   json.add("held", std::span<const std::int64_t>(held));
+  if (!r.where.empty()) json.add("where", r.where);
   return json;
 }
 

@@ -26,6 +26,7 @@ struct mailbox_row {
   std::int64_t credits = -1;  // batches that it may still send or be sent; -1: it has no say
   std::vector<std::uint64_t> held = {};  // batches that are here
   std::uint64_t refused = 0;             // messages above the limit; a sound pipeline has none
+  std::string where = {};                // "nodeB/cpu:0, answers"; empty: here
 };
 
 std::string mailbox_table(std::span<const mailbox_row> rows);

@@ -33,6 +33,7 @@ std::vector<mailbox_row> rows_of(const std::vector<mailbox_report>& reports) {
     row.service_p99 = std::chrono::nanoseconds(m.service_p99_ns);
     row.credits = m.credits;
     row.held = m.held;
+    row.where = m.where;
     rows.push_back(std::move(row));
   }
   return rows;

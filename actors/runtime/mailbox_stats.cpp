@@ -215,6 +215,10 @@ std::vector<std::shared_ptr<const mailbox_stats>> mailbox_registry::all() const 
 std::vector<mailbox_report> mailbox_registry::rows() const {
   std::vector<mailbox_report> rows;
   for (const auto& stats : all()) rows.push_back(stats->row());
+  const std::lock_guard guard(mutex_);
+  for (mailbox_report& row : rows)
+    if (const auto place = places_.find(row.actor); place != places_.end())
+      row.where = place->second->text();
   return rows;
 }
 
@@ -241,6 +245,11 @@ void mailbox_registry::set_credits(const std::string& name, int64_t batches) {
   const std::lock_guard guard(mutex_);
   for (const auto& stats : stats_)
     if (stats->name == name) stats->set_credits(batches);
+}
+
+void mailbox_registry::set_place(const std::string& name, std::shared_ptr<const lane_place> place) {
+  const std::lock_guard guard(mutex_);
+  places_.insert_or_assign(name, std::move(place));
 }
 
 void mailbox_registry::set_failure(const std::string& name, std::string text) {

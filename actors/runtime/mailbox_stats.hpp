@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "actors/runtime/lane_place.hpp"
 #include "actors/runtime/live_histogram.hpp"
 #include "messages/messages.hpp"
 
@@ -151,6 +152,8 @@ public:
   void bury(const std::string& name, activity what);
   uint64_t completed(const std::string& name) const;
   void set_credits(const std::string& name, int64_t batches);
+  // Where the lane of an actor is, over all its lives.
+  void set_place(const std::string& name, std::shared_ptr<const lane_place> place);
 
   // Why an actor ended by an exception, by its name; empty: it did not. The newest reason counts.
   void set_failure(const std::string& name, std::string text);
@@ -160,6 +163,7 @@ private:
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<mailbox_stats>> stats_;
   std::map<std::string, std::string> failures_;  // by name
+  std::map<std::string, std::shared_ptr<const lane_place>> places_;
 };
 
 }  // namespace dflash

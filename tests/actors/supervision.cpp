@@ -250,7 +250,7 @@ TEST_CASE("profiler and inspector come back, the inspector is published again") 
   restart_soon(t);
   t.parts().profile_interval = 1000;
   std::atomic<int> published{0};
-  t.parts().publish = [&](const inspector_actor&) { ++published; };
+  t.parts().publish = [&](const run_inspector_actor&) { ++published; };
   std::mutex mutex;
   std::shared_ptr<const pipeline_links> links;
   t.parts().on_links = [&](const auto& newest) {
@@ -390,4 +390,19 @@ TEST_CASE("restarts: the delay doubles with each failure in a row, work resets i
   CHECK(policy.failed(7) == milliseconds(300));
   CHECK_FALSE(policy.failed(7));
   CHECK(policy.failures_in_a_row() == 5);
+}
+
+TEST_CASE("with patience nobody is retired before its time", "[actors]") {
+  using std::chrono::milliseconds;
+  restart_policy policy({2, milliseconds(100), milliseconds(100), milliseconds(1000)});
+  const auto at = [](int ms) {
+    return std::chrono::steady_clock::time_point(milliseconds(50'000 + ms));
+  };
+  CHECK(policy.failed(0, at(0)));
+  CHECK(policy.failed(0, at(900)));
+  CHECK(policy.failed(0, at(999)));
+  CHECK_FALSE(policy.failed(0, at(1000)));
+  CHECK(policy.failed(1, at(2000)));  // it had worked: counted anew
+  CHECK(policy.failed(1, at(2999)));
+  CHECK_FALSE(policy.failed(1, at(3000)));
 }

@@ -229,7 +229,7 @@ TEST_CASE("the inspector is found by its name while the run lasts", "[observe]")
   pipeline_system_config config(false);
   caf::actor_system system(config);
   inspector_actor published;
-  t.parts().publish = [&](const inspector_actor& inspector) { published = inspector; };
+  t.parts().publish = [&](const run_inspector_actor& inspector) { published = inspector; };
   bool found = false;
   t.parts().on_started = [&](const std::function<void()>&) {
     const auto named = system.registry().get(caf::atom("inspector"));

@@ -31,6 +31,9 @@ run_config unusual_config() {
   c.optim.clip = 1e22;
   c.layout.max_in_flight = 123'456'789;
   c.layout.drafters = {"cuda:0", "cuda:1"};
+  c.layout.nodes = {{"b.2", "[::1]:7000"}, {"nodeA", "10.0.0.2:7000"}};
+  c.net.timeout = 2.25;
+  c.net.insecure = true;
   return c;
 }
 

@@ -55,10 +55,28 @@ TEST_CASE("lanes are a kind and an index") {
                            "cpu:0:1",
                            ":0",
                            "cuda:99999999999",
-                           " cpu:0"}) {
+                           " cpu:0",
+                           "/cpu:0",
+                           "a/",
+                           "a/b/cpu:0",
+                           "-a/cpu:0",
+                           "a b/cpu:0",
+                           "a/gpu:0"}) {
     CAPTURE(text);
     CHECK_THROWS_AS(parse_lane(text), error);
   }
+}
+
+TEST_CASE("a lane of another host has that host's name before it") {
+  const lane_name lane = parse_lane("node-B.2/cpu:7");
+  CHECK(lane.node == "node-B.2");
+  CHECK(lane.local() == "cpu:7");
+  CHECK(lane.index == 7);
+  CHECK(parse_lane("n/sim:1").sim);
+  CHECK(parse_lane("sim:1").node.empty());
+  CHECK(is_node_name(std::string(63, 'a')));
+  CHECK_FALSE(is_node_name(std::string(64, 'a')));
+  CHECK_FALSE(is_node_name(""));
 }
 
 }  // namespace dflash

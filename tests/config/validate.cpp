@@ -85,6 +85,7 @@ TEST_CASE("mistakes across keys name the key that is wrong") {
       {"layout.targets", [](run_config& c) { c.layout.targets.clear(); }},
       {"layout.drafters", [](run_config& c) { c.layout.drafters.clear(); }},
       {"layout.targets", [](run_config& c) { c.layout.targets = {"gpu:0"}; }},
+      {"net.timeout", [](run_config& c) { c.net.timeout = 3.9 * c.net.heartbeat; }},
       {"layout.drafters",
        [](run_config& c) {
          c.layout.drafters = {"cpu:0", "cpu:0"};

@@ -219,18 +219,21 @@ TEST_CASE("each epoch visits every row once, in an order and with anchors of its
   const auto rows = static_cast<uint64_t>(source.rows());
   REQUIRE(rows > 10);
   std::vector<std::vector<int64_t>> orders;
+  epoch_order kept;
   for (uint64_t epoch = 0; epoch < 3; ++epoch) {
     std::vector<int64_t> order;
     for (uint64_t i = 0; i < rows; ++i) {
       const batch b = source.make(epoch * rows + i);
       CHECK(b.epoch == epoch);
-      CHECK(b.row == source.row_of(epoch * rows + i));
+      CHECK(b.row == source.row_of(epoch * rows + i, kept));
       order.push_back(b.row);
     }
     orders.push_back(order);
     std::ranges::sort(order);
     for (uint64_t i = 0; i < rows; ++i) CHECK(order[i] == static_cast<int64_t>(i));
   }
+  CHECK(source.row_of(2, kept) == orders[0][2]);  // a batch of an epoch before, made again
+  CHECK(source.row_of(rows + 2, kept) == orders[1][2]);
   CHECK(orders[0] != orders[1]);
   CHECK(orders[1] != orders[2]);
 }
