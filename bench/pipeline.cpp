@@ -5,14 +5,18 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -166,6 +170,44 @@ measured run(const setting& s, const options& given) {
   return out;
 }
 
+// What this machine takes for any hand-over to a thread that sleeps: CPU of both sides, by one
+// mutex and one condition variable, with pauses as between messages of a pipeline.
+double bare_hand_over_us() {
+  constexpr int rounds = 1000;
+  constexpr std::chrono::milliseconds pause{2};
+  std::mutex mutex;
+  std::condition_variable changed;
+  int turn = 0;  // even: of this thread
+  const auto hand_over = [&](int mine, bool wait) {
+    std::unique_lock lock(mutex);
+    ++turn;
+    changed.notify_all();
+    if (wait) changed.wait(lock, [&] { return turn % 2 == mine; });
+  };
+  const auto cpu_of = [&](bool with_other) {
+    std::thread other;
+    if (with_other)
+      other = std::thread([&] {
+        for (int i = 0; i < rounds; ++i) {
+          {
+            std::unique_lock lock(mutex);
+            changed.wait(lock, [&] { return turn % 2 == 1; });
+          }
+          hand_over(1, false);
+        }
+      });
+    const int64_t began = cpu_ns(CLOCK_PROCESS_CPUTIME_ID);
+    for (int i = 0; i < rounds; ++i) {
+      std::this_thread::sleep_for(pause);
+      if (with_other) hand_over(0, true);
+    }
+    if (with_other) other.join();
+    return cpu_ns(CLOCK_PROCESS_CPUTIME_ID) - began;
+  };
+  const int64_t sleeping = cpu_of(false), with_other = cpu_of(true);
+  return static_cast<double>(with_other - sleeping) * 1e-3 / (2 * rounds);
+}
+
 struct totals {
   double worst_ratio = 1e9, worst_exponential = 1e9, cpu_us = 0, hand_over_us = 0;
   uint64_t fuse_hits = 0, peak_bytes = 0, limit_bytes = 0;
@@ -237,6 +279,8 @@ nlohmann::json sweep_of(const options& given, totals& all) {
 
 int main_of(const options& given) {
   totals all;
+  const double bare = bare_hand_over_us();
+  std::printf("a bare hand-over between two threads: cpu %.1f us\n", bare);
   constexpr balance balances[] = {balance::target_bound, balance::balanced, balance::drafter_bound};
   for (const std::string& layout : given.layouts)
     for (const balance slow : balances)
@@ -260,6 +304,7 @@ int main_of(const options& given) {
   line["limit_bytes"] = all.limit_bytes;
   line["actor_cpu_us_per_batch"] = all.cpu_us;
   line["cpu_us_per_hand_over"] = all.hand_over_us;
+  line["cpu_us_per_bare_hand_over"] = bare;
   std::printf("%s\n", line.dump().c_str());
   return all.passed_a_limit ? 1 : 0;
 }

@@ -206,7 +206,8 @@ int64_t work_on_groups(const target& model,
     return shared.stop || shared.next == static_cast<int64_t>(results.size()) ? -1 : shared.next++;
   };
   const auto make = [&](int64_t g) {
-    const auto [first, count] = group_at(prompts, options, g);
+    const group_range group = group_at(prompts, options, g);
+    const int64_t first = group.first, count = group.count;
     double counted = 0;  // share of this group that the progress knows, in prompts
     const auto count_up = [&](double prompts_worth) {
       shared.share_of_prompts += prompts_worth - counted;

@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from tests.bin.fixture import DFLASH, ProgramTest
+from tests.bin.fixture import DFLASH, ProgramTest, write_documents, write_prompts
 from tests.bin.measure import resident_bytes
 
 PRESETS = pathlib.Path(__file__).resolve().parents[2] / "config" / "presets"
@@ -66,6 +66,26 @@ class Plan(ProgramTest):
         self.assertEqual(two["reduced gradient"], two["gradients"])
         # 64 tokens, 2 taps of width 32 in fp32; 3 batches at the drafter, 2 captures.
         self.assertEqual(parts["hidden states"], 5 * 64 * 2 * 32 * 4)
+
+    def test_evaluations_have_parts_that_grow_with_what_they_read(self):
+        write_documents(self.path("held_out.safetensors"), count=8, length=60)
+        write_prompts(self.path("prompts.safetensors"), count=6)
+        rows = ("--eval.every=4", f'--data.held_out=["{self.path("held_out.safetensors")}"]')
+        both = (*rows, f'--eval.prompts=["{self.path("prompts.safetensors")}"]')
+
+        def parts(*more):
+            return {p["name"]: p["bytes"] for p in self.host(*more)["parts"] if p["name"].startswith("evaluation")}
+
+        self.assertEqual(parts(), {})
+        small, large = parts(*rows), parts(*both)
+        self.assertEqual(set(small), {"evaluation's drafter", "evaluation at work", "evaluation's states"})
+        # 8 rows of 64 tokens, 2 taps of width 32 in fp32; 6 prompts of 8 to 10 tokens with 16 new ones.
+        self.assertEqual(small["evaluation's states"], 8 * 64 * 2 * 32 * 4)
+        answers = parts(*both, "--eval.max_new_tokens=16")["evaluation's states"] - small["evaluation's states"]
+        self.assertEqual(answers, (2 * (8 + 9 + 10) + 6 * 16) * 2 * 32 * 4)
+        self.assertGreater(large["evaluation at work"], 0)
+        self.assertEqual(large["evaluation's drafter"], small["evaluation's drafter"])
+        self.assertGreater(parts(*both, "--eval.max_new_tokens=200")["evaluation at work"], large["evaluation at work"])
 
     def test_text_names_places_and_says_how_to_get_throughput(self):
         text = self.succeeds("plan", self.path("run.toml"))

@@ -76,6 +76,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       refusing([&] {
         const node_greeting g = parse_greeting(rest);
         DFLASH_CHECK(to_json(parse_greeting(to_json(g))) == to_json(g), "a greeting has one form");
+        DFLASH_CHECK(disagreement(g, g).empty(), "a node agrees with itself");
+        const std::string why = disagreement(g, {});
+        touch(std::as_bytes(std::span(why)));
       });
       break;
     case 1:
@@ -85,10 +88,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       refusing([&] { to_json(parse_lend_answer(rest)); });
       break;
     case 3:
-      refusing([&] { check_batch(batch_of_capture(message_of(rest))); });
+      refusing([&] {
+        const batch b = batch_of_capture(message_of(rest));
+        check_batch(b);
+        DFLASH_CHECK(batch_of_capture(capture_request(b)).input_ids == b.input_ids,
+                     "a request arrives as it was sent");
+      });
       break;
     case 4:
-      refusing([&] { check_batch(decode_accumulate(message_of(rest)).tokens); });
+      refusing([&] {
+        const accumulate_request r = decode_accumulate(message_of(rest));
+        check_batch(r.tokens);
+        const accumulate_request again =
+            decode_accumulate(encode_accumulate(r.tokens, r.hidden, r.has_last, r.measured));
+        DFLASH_CHECK(again.tokens.anchors == r.tokens.anchors, "a batch arrives as it was sent");
+      });
       break;
     case 5:
       refusing([&] { encode_sums(decode_sums(text)); });

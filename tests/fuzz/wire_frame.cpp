@@ -1,7 +1,8 @@
 // Frames of data connections. The first byte chooses what the others are: a header, a greeting, an
-// announcement, or a whole stream of frames that a peer reads.
+// announcement, a whole stream of frames that a peer reads, or a message that is sent and read.
 #include "messages/wire_frame.hpp"
 
+#include <ATen/ops/zeros.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -97,13 +98,52 @@ void read_stream(std::span<const std::byte> bytes) {
   });
 }
 
+// Two bytes a tensor: its type with its rank, and its length.
+wire_message message_of(std::span<const std::byte> bytes) {
+  constexpr std::array types{at::kByte, at::kBFloat16, at::kFloat, at::kLong, at::kBool};
+  const size_t tensors = std::min<size_t>(20, bytes.size() / 3);
+  wire_message m;
+  for (size_t i = 0; i < tensors; ++i) {
+    const auto kind = std::to_integer<unsigned>(bytes[2 * i]);
+    const int64_t length = std::to_integer<int64_t>(bytes[2 * i + 1]);
+    const auto options = at::TensorOptions().dtype(types[kind % types.size()]);
+    const at::Tensor t = at::zeros({length, 1 + kind / 64}, options);
+    m.tensors.push_back(kind >= 128 ? t.t() : t);  // not contiguous
+  }
+  const auto text = bytes.subspan(2 * tensors);
+  m.method.assign(reinterpret_cast<const char*>(text.data()), text.size() / 2);
+  m.body.assign(reinterpret_cast<const char*>(text.data()) + text.size() / 2,
+                text.size() - text.size() / 2);
+  return m;
+}
+
+void send_and_read(std::span<const std::byte> bytes) {
+  const wire_limits limits = limits_of_test();
+  const wire_message sent = message_of(bytes);
+  int pair[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) return;
+  wire_stream ours{file_descriptor(pair[0])}, theirs{file_descriptor(pair[1])};
+  const auto deadline = wire_clock::now() + std::chrono::seconds(5);
+  refusing([&] {
+    send_message(ours, frame_kind::request, 7, sent, limits);  // above the limits: nothing is sent
+    const frame_header header = receive_header(theirs, limits, deadline);
+    const auto a = decode_announcement(receive_payload(theirs, header, deadline), limits);
+    const received_tensors got = receive_tensors(theirs, header.id, a, {}, limits);
+    DFLASH_CHECK(a.method == sent.method && a.body == sent.body,
+                 "a message arrives as it was sent");
+    DFLASH_CHECK(got.tensors.size() == sent.tensors.size(), "all tensors arrive");
+    for (size_t i = 0; i < sent.tensors.size(); ++i)
+      DFLASH_CHECK(got.tensors[i].equal(sent.tensors[i]), "a tensor arrives as it was sent", i);
+  });
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const auto* begin = reinterpret_cast<const std::byte*>(data);
   std::vector<std::byte> bytes(begin + 1, begin + size);
-  switch (data[0] % 5) {
+  switch (data[0] % 6) {
     case 0:
       bytes.resize(frame_header_bytes);
       refusing([&] { decode_header(bytes, {}); });
@@ -121,6 +161,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 3:
       refusing([&] { announcement(bytes, limits_of_test()); });
+      break;
+    case 5:
+      bytes.resize(std::min<size_t>(bytes.size(), 500));  // fits the socket's buffer
+      send_and_read(bytes);
       break;
     default:
       bytes.resize(std::min<size_t>(bytes.size(), 60'000));  // fits the socket's buffer

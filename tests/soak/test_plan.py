@@ -52,6 +52,9 @@ RUNS = {
     "1 + 1, evaluated every 4 steps": (
         "--eval.every=4", "--eval.max_new_tokens=32", '--data.held_out=["{folder}/held_out.safetensors"]', '--eval.prompts=["{folder}/prompts.safetensors"]',
     ),
+    "1 + 1, 5 layers, evaluated every 4 steps on 48 prompts": (
+        "--draft.layers=5", "--draft.block_size=8", "--eval.every=4", "--eval.max_new_tokens=64", '--eval.prompts=["{folder}/many.safetensors"]',
+    ),
 }  # fmt: skip
 
 
@@ -65,6 +68,7 @@ class Forecast(unittest.TestCase):
         write_shard(os.path.join(self.folder, "train.safetensors"), documents, [[0] * 100 + [1] * 900] * 64)
         write_shard(os.path.join(self.folder, "held_out.safetensors"), documents[:4], [[0] * 100 + [1] * 900] * 4)
         write_prompts(os.path.join(self.folder, "prompts.safetensors"), count=8, length=40, vocab=49000)
+        write_prompts(os.path.join(self.folder, "many.safetensors"), count=48, length=100, vocab=49000)
         self.file = os.path.join(self.folder, "run.toml")
         with open(self.file, "w", encoding="utf-8") as f:
             f.write(RUN.format(folder=self.folder, model=os.path.abspath(MODEL)))

@@ -39,6 +39,7 @@ inputs = {
     "stream_refusal": (4, frame(REFUSAL, 0, b"no")),
     "stream_refusal_for_chunk": (4, frame(REQUEST, payload=small) + frame(REFUSAL, 0)),
     "stream_two_chunks": (4, frame(REQUEST, payload=announcement(b"", b"", (BYTE, [9]))) + frame(CHUNK, payload=bytes(4)) + frame(CHUNK, payload=bytes(5), index=1)),
+    "sent": (5, bytes([0, 3, 1, 0, 130, 5, 195, 2]) + b"methodbodies"),
 }
 for name, (mode, content) in inputs.items():
     Path(__file__).with_name(name + ".frame").write_bytes(bytes([mode]) + content)
