@@ -48,7 +48,10 @@ class SpacesTest(NodesTest):
         """A link from the hub to it: (the hub's address, the other address, the hub's end)."""
         self.links += 1
         near, far = f"hub{self.links}", f"far{self.links}"
-        self.hub.ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", space.pid)
+        command = [*self.hub.within, "ip", "link", "add", near, "type", "veth", "peer", "name", far, "netns", space.pid]
+        made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            self.skipTest(f"skipped: no links between namespaces here: {made.stderr.strip()}")
         ends = (f"10.91.{self.links}.1", f"10.91.{self.links}.2")
         for where, device, address in ((self.hub, near, ends[0]), (space, far, ends[1])):
             where.ip("addr", "add", f"{address}/24", "dev", device)
@@ -57,6 +60,8 @@ class SpacesTest(NodesTest):
 
     def slow(self, space, **how):
         """A slow link by packets carried in user space: (the hub's address, the other address)."""
+        if not os.path.exists("/dev/net/tun"):
+            self.skipTest("skipped: no /dev/net/tun here")
         self.links += 1
         ends = (f"10.92.{self.links}.1", f"10.92.{self.links}.2")
         options = [f"--{name}={value}" for name, value in how.items()]

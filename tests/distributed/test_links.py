@@ -1,6 +1,7 @@
 """Hosts as network namespaces: links that are cut, slow, lossy; strangers; certificates. The same bits as in one process."""
 
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -68,8 +69,9 @@ class Links(SpacesTest):
     def test_without_ipv6(self):
         self.done(self.train("whole"))
         space = self.space()
-        for each in (space, self.hub):
-            subprocess.run([*each.within, "sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"], check=True)
+        off = "/proc/sys/net/ipv6/conf/all/disable_ipv6"
+        for each in (space, self.hub) if os.path.exists(off) else ():  # else there is none to begin with
+            subprocess.run([*each.within, "sh", "-c", f"echo 1 > {off}"], check=True)
         _, address, _ = self.link(space)
         node = self.far_node("a", address, space)
         self.done(self.far_train("run", INSECURE, self.nodes(a=node.address), "--layout.targets=a/cpu:0"))
@@ -177,6 +179,9 @@ class HostNames(NodesTest):
         self.assertTrue(node.has("other hosts? cannot reach|runs on others cannot reach"), node.text())
 
     def test_localhost_is_version_6_first(self):
+        off = "/proc/sys/net/ipv6/conf/lo/disable_ipv6"
+        if not os.path.exists(off) or pathlib.Path(off).read_text(encoding="ascii").strip() != "0":
+            self.skipTest("skipped: this machine has no IPv6")
         self.done(self.train("whole"))
         node = self.node("a")
         port = node.address.rsplit(":", 1)[1]
