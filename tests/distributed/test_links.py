@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from tests.distributed.nodes import NodesTest
+from tests.distributed.nodes import DEADLINE, NodesTest
 from tests.distributed.spaces import SpacesTest
 
 CASES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "cases")
@@ -115,9 +115,10 @@ class Strangers(NodesTest):
             if name.endswith(".bin"):
                 with open(os.path.join(folder, name), "rb") as f, socket.create_connection((host, int(port)), 5) as s:
                     s.sendall(f.read())
-        for _ in range(100):
-            s = socket.create_connection((host, int(port)), 5)
+        silent = [socket.create_connection((host, int(port)), 5) for _ in range(100)]
+        for s in silent:
             self.addCleanup(s.close)
+        return silent
 
     def undisturbed_while(self, pestered, node, folder=None):
         """The run goes on with the same bits, with all of its lanes, and answers."""
@@ -127,8 +128,7 @@ class Strangers(NodesTest):
         away = (self.nodes(a=node.address), "--layout.targets=a/cpu:0", *net)
         run = self.train("run", *options, *away)
         self.wait_step("run", 5)
-        for text in pestered():
-            self.pester(text)
+        silent = [self.pester(text) for text in pestered()]
         self.succeeds("inspect", self.path("run"), *tls)
         with open(self.path("run", "metrics.jsonl"), encoding="utf-8") as f:
             seen = f.read().count("\n")
@@ -143,6 +143,7 @@ class Strangers(NodesTest):
         common = min(len(lines) for lines in both)
         self.assertGreaterEqual(common, seen + 50)
         self.assertEqual(both[0][:common], both[1][:common])
+        return silent
 
     def address_of_the_run(self):
         with open(self.path("run", "address"), encoding="ascii") as f:
@@ -157,7 +158,10 @@ class Strangers(NodesTest):
         certificates(self, "ca", all="127.0.0.1")
         folder = self.path("ca", "of", "all")
         node = self.node("a", "--tls", folder)
-        self.undisturbed_while(lambda: (node.address, self.address_of_the_run()), node, folder)
+        silent, _ = self.undisturbed_while(lambda: (node.address, self.address_of_the_run()), node, folder)
+        for s in silent:  # of the node, which is still there: a handshake that does not end is ended
+            s.settimeout(DEADLINE)
+            self.assertEqual(s.recv(1), b"")
 
 
 @unittest.skipUnless(os.geteuid() == 0, "skipped: namespaces need root")
