@@ -35,7 +35,11 @@ void send_part(self_ptr self) {
   part.step = s.order->open_step();
   part.rank = self->identity().index;
   part.attempt = s.exchange->attempt();
-  part.gradient = make_tensor_handle({s.options.work.gradient()}, false, {});
+  self->stats().set_activity(activity::computing);
+  {
+    const auto stage = s.stages.within("gradient");
+    part.gradient = make_tensor_handle({s.options.work.gradient()}, false, {});
+  }
   part.weight_sum = s.weight_sum;
   for (const drafter_actor& drafter : s.links->drafters) self->send(drafter, part);
   self->stats().set_activity(activity::wants_peers);
@@ -103,7 +107,7 @@ void train_one(self_ptr self) {
       input.taps.pop_back();
     }
     input.tokens = m.tokens.get();
-    step_sums sums = s.options.work.accumulate(input, report.measured);
+    step_sums sums = s.options.work.accumulate(input, report.measured, {});
     s.weight_sum += sums.weight_sum;
     report.sums = std::make_shared<const step_sums>(std::move(sums));
     self->fault("forward");

@@ -8,8 +8,9 @@ drafter_work work_of(std::shared_ptr<drafter_trainer> trainer,
                      checkpoint_restorer restore,
                      checkpoint_writer write) {
   drafter_work work;
-  work.accumulate = [trainer](const drafter_input& input, bool measured) {
-    return trainer->accumulate(input, measured);
+  work.accumulate = [trainer](
+                        const drafter_input& input, bool measured, const accumulate_watch& watch) {
+    return trainer->accumulate(input, measured, watch);
   };
   work.gradient = [trainer]() -> const at::Tensor& { return trainer->gradient(); };
   work.update = [trainer](const at::Tensor& reduced, double weight_sum, uint64_t step, bool skip) {

@@ -16,8 +16,9 @@ namespace dflash {
 
 struct drafter_work {
   // Forward, loss and backward of one batch; its gradient is added to those of the open step.
-  std::function<step_sums(const drafter_input&, bool measured)> accumulate;
-  // Of the open step: one flat [P] fp32, unnormalised; 0 where nothing was accumulated.
+  std::function<step_sums(const drafter_input&, bool measured, const accumulate_watch&)> accumulate;
+  // Of the open step: one flat [P] fp32, unnormalised; 0 where nothing was accumulated. Of a lane
+  // of another host: waits for the backward pass there, while what is done of it comes over.
   std::function<const at::Tensor&()> gradient;
   // Of several drafters, in the order of ranks; simulated lanes only take their time.
   std::function<void(std::span<const at::Tensor>, at::Tensor&)> sum = sum_in_rank_order;

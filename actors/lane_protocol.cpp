@@ -242,6 +242,18 @@ step_sums decode_sums(const std::string& text) {
   return s;
 }
 
+std::string encode_range(const gradient_range& range) {
+  return json{{"begin", range.begin}, {"count", range.count}}.dump();
+}
+
+gradient_range decode_range(const std::string& text, int64_t parameters) {
+  const json from = read(text);
+  const gradient_range range{count(from, "begin"), count(from, "count")};
+  if (range.count < 1 || range.count > parameters || range.begin > parameters - range.count)
+    throw std::runtime_error("a range outside of the gradient");
+  return range;
+}
+
 std::string encode_update(const update_call& call) {
   return json{{"weight_sum", bits(call.weight_sum)},
               {"step", call.step},

@@ -47,6 +47,15 @@ accumulate_request decode_accumulate(wire_message m);
 std::string encode_sums(const step_sums& sums);
 step_sums decode_sums(const std::string& text);
 
+// Elements of the flat gradient that are asked for.
+struct gradient_range {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+std::string encode_range(const gradient_range& range);
+// Of a gradient of `parameters` elements; never empty.
+gradient_range decode_range(const std::string& text, int64_t parameters);
+
 struct update_call {
   double weight_sum = 0;
   uint64_t step = 0;

@@ -17,8 +17,12 @@ using lane_answers = std::function<wire_message(wire_message)>;
 lane_answers lent_target(capture_function capture);
 
 // Answers accumulate, gradient, update, state and load; refuses work before a state was loaded.
-// Calls the work's accumulate, gradient, update, state and load_state.
-lane_answers lent_drafter(drafter_work work);
+// Computes in a thread of its own, which begins with `set_up`: accumulate is answered after its
+// forward pass, and ranges of the gradient as soon as the backward pass is through with them, so
+// that they travel while it goes on. Whatever else is asked waits for its end; what it throws then,
+// all calls throw until a state is loaded. Calls the work's accumulate, gradient, update, state and
+// load_state.
+lane_answers lent_drafter(drafter_work work, std::function<void()> set_up = {});
 
 // Memory for tensors that come again and again: those of the last message with the same number,
 // types and shapes are filled again, once nobody else holds them.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -46,15 +47,22 @@ public:
         call(encode_accumulate(*input.tokens, std::move(hidden), has_last, measured)).body);
   }
 
-  // Fetched once an attempt; other replicas read it until the go.
+  // Fetched once an attempt; other replicas read it until the go. From the end, as the backward
+  // pass writes it: each bucket comes as soon as it is final there.
   const at::Tensor& gradient() {
     if (gradient_is_fresh_) return gradient_;
     if (!gradient_.defined() || gradient_.use_count() > 1)
       gradient_ = at::empty({options_.parameters}, at::TensorOptions().dtype(at::kFloat));
-    call({lane_call::gradient, {}, {}}, [this](const wire_announcement& m) {
-      expect(*options_.lane, m, 1, [this](size_t) { return shape_of(gradient_); });
-      return std::vector<at::Tensor>{gradient_};
-    });
+    for (int64_t end = options_.alone ? 0 : options_.parameters; end > 0;) {
+      const int64_t begin = std::max<int64_t>(0, end - options_.bucket);
+      const at::Tensor bucket = gradient_.narrow(0, begin, end - begin);
+      call({lane_call::gradient, encode_range({begin, end - begin}), {}},
+           [&](const wire_announcement& m) {
+             expect(*options_.lane, m, 1, [&](size_t) { return shape_of(bucket); });
+             return std::vector<at::Tensor>{bucket};
+           });
+      end = begin;
+    }
     gradient_is_fresh_ = true;
     return gradient_;
   }
@@ -143,7 +151,7 @@ capture_function remote_capture(std::shared_ptr<remote_lane> lane,
 drafter_work remote_drafter(remote_drafter_options options) {
   const auto trainer = std::make_shared<remote_trainer>(std::move(options));
   drafter_work work;
-  work.accumulate = [trainer](const drafter_input& input, bool measured) {
+  work.accumulate = [trainer](const drafter_input& input, bool measured, const accumulate_watch&) {
     return trainer->accumulate(input, measured);
   };
   work.gradient = [trainer]() -> const at::Tensor& { return trainer->gradient(); };

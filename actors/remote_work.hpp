@@ -27,6 +27,11 @@ struct remote_drafter_options {
   // Names and shapes of the state, in its order; fp32. Empty: simulated.
   std::vector<std::pair<std::string, std::vector<int64_t>>> state;
   int64_t parameters = 0;  // P
+  // The only drafter of the run: nobody here reads its gradient, so that it stays there.
+  bool alone = false;
+  // Elements of the gradient that are asked for at once (8 MiB): a piece travels while the rest is
+  // still computed, and many pieces ask often.
+  int64_t bucket = int64_t{2} << 20;
   bool simulated = false;
   // The state to go back to, with its committed steps: of the newest good checkpoint, or of the
   // start. Made here and kept only as long as it takes to send it.

@@ -17,20 +17,23 @@ constexpr uint64_t first_calls = 2;  // of each lane
 template <class Work>
 auto service_meter::timed(std::shared_ptr<service_meter> meter,
                           stage service_meter::*which,
-                          Work work) {
+                          Work work,
+                          uint64_t calls_of_one) {
   auto calls = std::make_shared<std::atomic<uint64_t>>(0);
-  return [meter = std::move(meter), which, work = std::move(work), calls](auto&&... arguments) {
+  return [meter = std::move(meter), which, work = std::move(work), calls_of_one, calls](
+             auto&&... arguments) -> decltype(auto) {
     struct reading {
       stage* into;
+      uint64_t calls;
       int64_t began;
       ~reading() {
         if (into == nullptr) return;
         into->ns += now_ns() - began;
-        ++into->count;
+        into->count += calls;
       }
     };
     const bool counts = calls->fetch_add(1) >= first_calls;
-    const reading r{counts ? &((*meter).*which) : nullptr, now_ns()};
+    const reading r{counts ? &((*meter).*which) : nullptr, calls_of_one, now_ns()};
     return work(std::forward<decltype(arguments)>(arguments)...);
   };
 }
@@ -42,6 +45,8 @@ std::shared_ptr<service_meter> service_meter::attach(pipeline_parts& parts) {
     target = timed(meter, &service_meter::target_, std::move(target));
   for (drafter_work& drafter : parts.drafters) {
     drafter.accumulate = timed(meter, &service_meter::drafter_, std::move(drafter.accumulate));
+    // Where accumulate returns after the forward pass, the rest of it is in here.
+    drafter.gradient = timed(meter, &service_meter::drafter_, std::move(drafter.gradient), 0);
     drafter.sum = timed(meter, &service_meter::reduction_, std::move(drafter.sum));
     drafter.update = timed(meter, &service_meter::update_, std::move(drafter.update));
   }

@@ -45,8 +45,12 @@ private:
   stage target_, drafter_, reduction_, update_;
   uint32_t drafters_ = 1;
 
+  // calls_of_one: what a call adds to the count.
   template <class Work>
-  static auto timed(std::shared_ptr<service_meter> meter, stage service_meter::*which, Work work);
+  static auto timed(std::shared_ptr<service_meter> meter,
+                    stage service_meter::*which,
+                    Work work,
+                    uint64_t calls_of_one = 1);
 };
 
 }  // namespace dflash

@@ -92,7 +92,8 @@ drafter_work sim_drafter(const sim_times& times, std::function<void(uint64_t)> o
   drafter_work work;
   auto gradient = std::make_shared<at::Tensor>(at::zeros({1}));
   auto step = std::make_shared<uint64_t>(0);  // the open one
-  work.accumulate = [batch = times.drafter](const drafter_input& input, bool) {
+  work.accumulate = [batch = times.drafter](
+                        const drafter_input& input, bool, const accumulate_watch&) {
     sleep_for(batch.of(input.tokens->k));
     step_sums sums;
     sums.weight_sum = 1;

@@ -26,6 +26,7 @@
 
 #include "bench/cpu_time.hpp"
 #include "bench/transfer_caf.hpp"
+#include "bench/transfer_gradient.hpp"
 #include "data/files.hpp"
 #include "messages/certificates.hpp"
 #include "messages/wire_client.hpp"
@@ -110,7 +111,7 @@ void serve_raw(int listener, char* memory, size_t bytes, size_t piece) {
 // ---- the other process --------------------------------------------------------------------------
 
 struct ports {
-  uint16_t raw = 0, plain = 0, tls = 0, caf = 0;
+  uint16_t raw = 0, plain = 0, tls = 0, caf = 0, drafter = 0;
 };
 
 wire_session session_of(const at::Tensor& slot) {
@@ -133,6 +134,8 @@ wire_session session_of(const at::Tensor& slot) {
   limits.chunk_bytes = static_cast<uint32_t>(o.chunk_kib << 10);
   const auto sessions = [&](const wire_peer&) { return session_of(slot); };
   const wire_server plain(loopback, {}, limits, sessions), secure(loopback, tls, limits, sessions);
+  const wire_server drafter(
+      loopback, {}, limits, [](const wire_peer&) { return bench::paced_drafter(); });
   endpoint bound;
   const file_descriptor listener = listen_on(loopback, bound);
   std::thread raw([&] {
@@ -142,7 +145,7 @@ wire_session session_of(const at::Tensor& slot) {
               static_cast<size_t>(o.chunk_kib << 10));
   });
   const caf_sink sink;
-  const ports all{bound.port(), plain.port(), secure.port(), sink.port()};
+  const ports all{bound.port(), plain.port(), secure.port(), sink.port(), drafter.port()};
   if (::write(tell, &all, sizeof all) != sizeof all) ::_exit(1);
   char end = 0;
   while (::read(wait, &end, 1) > 0) {
@@ -318,6 +321,8 @@ int measure(const options& o) {
   for (int round = 0; round < o.rounds; ++round)
     for (kind& k : kinds) measure_round(k, c, o.times, bytes);
   const std::vector<double> control = control_ms(other.all().caf, 100, kinds[1].transfer);
+  wire_client lane = wire_client::connect({"127.0.0.1", other.all().drafter}, {}, limits, "");
+  const bench::gradient_seconds g = bench::measure_gradient(lane, std::max(1, o.rounds / 6));
   // Shares of the raw stream of the same round: the machine is not equally busy in all.
   const auto share = [&](const kind& k) {
     std::vector<double> shares;
@@ -352,11 +357,21 @@ int measure(const options& o) {
   json.add("peak_mib", std::max(peaks[1], peaks[2]));
   json.add("peak_tls_mib", std::max(peaks[3], peaks[4])).add("peak_caf_mib", peaks[5]);
   json.add("control_ms_median", median(control)).add("control_ms_worst", control.back());
-  std::printf("%scontrol by CAF meanwhile: %.1f ms, at worst %.1f ms\n%s\n",
+  json.add("gradient_pass_s", g.pass).add("gradient_fetch_s", g.fetch);
+  json.add("gradient_whole_s", g.whole).add("gradient_buckets_s", g.buckets);
+  std::printf("%scontrol by CAF meanwhile: %.1f ms, at worst %.1f ms\n",
               table.text().c_str(),
               median(control),
-              control.back(),
-              json.text().c_str());
+              control.back());
+  std::printf(
+      "a gradient of %.0f MiB, backward pass of %.0f ms: whole after it %.0f ms, in buckets "
+      "meanwhile %.0f ms (the way alone %.0f ms)\n%s\n",
+      static_cast<double>(bench::gradient_parameters) * 4 / (1 << 20),
+      g.pass * 1e3,
+      g.whole * 1e3,
+      g.buckets * 1e3,
+      g.fetch * 1e3,
+      json.text().c_str());
   return 0;
 }
 

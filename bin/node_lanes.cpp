@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -130,11 +131,14 @@ private:
     work_ = nullptr;
     const bool is_target = order.purpose == "target";
     const layout_section& layout = order.config.layout;
-    set_up_lane_thread(fmt::format("{} {}", order.purpose, request_.lane),
-                       is_target ? layout.target_threads : layout.drafter_threads);
+    const auto set_up = [name = fmt::format("{} {}", order.purpose, request_.lane),
+                         threads = is_target ? layout.target_threads : layout.drafter_threads] {
+      set_up_lane_thread(name, threads);
+    };
+    set_up();
     order_answer answer;
     if (is_simulated(order.config)) {
-      simulate(order);
+      simulate(order, set_up);
     } else if (const auto model =
                    models_->find(order, is_target ? target_parts::all : target_parts::borrowed)) {
       receiver_.reset();
@@ -147,7 +151,7 @@ private:
           return capture(b);
         });
       else
-        answer.state = make_drafter(order, model);
+        answer.state = make_drafter(order, model, set_up);
     } else {
       receiver_ = std::make_unique<model_receiver>(models_->cache(), order.target_hash);
       answer.wants_model = true;
@@ -155,10 +159,10 @@ private:
     return {{}, encode_answer(answer), {}};
   }
 
-  void simulate(const lane_order& order) {
+  void simulate(const lane_order& order, std::function<void()> set_up) {
     const sim_times times = sim_times_of(order.config.sim);
     if (order.purpose == "drafter") {
-      work_ = lent_drafter(sim_drafter(times));
+      work_ = lent_drafter(sim_drafter(times), std::move(set_up));
       return;
     }
     // The run has the address space that stands for hidden states; none travel.
@@ -171,7 +175,9 @@ private:
 
   // Its weights come with the first state.
   std::vector<std::pair<std::string, std::vector<int64_t>>> make_drafter(
-      const lane_order& order, const std::shared_ptr<const target>& model) {
+      const lane_order& order,
+      const std::shared_ptr<const target>& model,
+      std::function<void()> set_up) {
     const drafter_weights empty = view_drafter_weights(
         order.drafter,
         at::zeros({drafter_parameter_count(order.drafter)}, at::TensorOptions().dtype(at::kFloat)));
@@ -188,12 +194,13 @@ private:
                        config = order.drafter,
                        last = order.last,
                        dtype = scalar_type(order.dtype)](const drafter_input& input,
-                                                         bool measured) {
+                                                         bool measured,
+                                                         const accumulate_watch& watch) {
       check_tokens(*input.tokens, vocab);
       check_hidden(input, config, last, dtype);
-      return accumulate(input, measured);
+      return accumulate(input, measured, watch);
     };
-    work_ = lent_drafter(std::move(work));
+    work_ = lent_drafter(std::move(work), std::move(set_up));
     return state;
   }
 

@@ -93,6 +93,7 @@ public:
       o.simulated = is_simulated(setup_.config);
       o.state = state->state;
       o.parameters = o.simulated ? 1 : drafter_parameter_count(setup_.drafter);
+      o.alone = lanes.size() == 1;
       o.restore = restore();
       if (i == 0 && !o.simulated) {
         o.write = checkpoint_saver(setup_, checkpoints_);

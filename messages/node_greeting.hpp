@@ -9,7 +9,7 @@
 
 namespace dflash {
 
-inline constexpr uint32_t node_protocol = 1;  // of control messages and of the calls to lanes
+inline constexpr uint32_t node_protocol = 2;  // of control messages and of the calls to lanes
 inline constexpr size_t max_greeting_bytes = 65536;  // more than this is not looked at
 
 struct node_greeting {

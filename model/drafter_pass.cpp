@@ -232,7 +232,8 @@ void drafter_body::backward(const pass_plan& plan,
                             const at::Tensor& d_hidden,
                             drafter_weights& g,
                             bool overwrite,
-                            stage_timer& timer) {
+                            stage_timer& timer,
+                            const std::function<void(size_t)>& layer_done) {
   timer.reset();
   at::Tensor d = at::empty_like(d_hidden);
   kernel::rms_norm_backward(d, g.norm, d_hidden, s.output, weights_.norm, config_.rms_eps);
@@ -241,6 +242,7 @@ void drafter_body::backward(const pass_plan& plan,
   for (size_t i = s.layers.size(); i-- > 0;) {
     d = layer_backward(i, plan, s, d, d_context, g, overwrite, timer);
     s.layers[i] = {};
+    if (layer_done) layer_done(i);
   }
   // The block's input is the frozen embedding: the gradient ends there. The context ends in fc.
   at::Tensor d_fc = at::empty_like(s.context);

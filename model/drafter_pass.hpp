@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "data/batches.hpp"
@@ -72,14 +73,16 @@ public:
 
   // d_hidden [N', H]. Adds to `gradient` (fp32, views of one flat buffer), or overwrites its
   // matrices
-  // (`overwrite`: norms must be zero then). Frees the state as it goes.
+  // (`overwrite`: norms must be zero then). Frees the state as it goes. `layer_done`, where given,
+  // hears of each layer whose gradients are complete, from the last to the first.
   void backward(const pass_plan& plan,
                 const std::vector<at::Tensor>& taps,
                 pass_state& state,
                 const at::Tensor& d_hidden,
                 drafter_weights& gradient,
                 bool overwrite,
-                stage_timer& timer);
+                stage_timer& timer,
+                const std::function<void(size_t)>& layer_done = {});
 
 private:
   void layer_forward(size_t i, const pass_plan& plan, pass_state& state, stage_timer& timer);

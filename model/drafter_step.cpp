@@ -78,7 +78,10 @@ struct drafter_trainer::implementation {
     body = std::make_unique<drafter_body>(config, compute);
   }
 
-  step_sums run(const drafter_input& input, bool with_gradient, bool metrics) {
+  step_sums run(const drafter_input& input,
+                bool with_gradient,
+                bool metrics,
+                const accumulate_watch& watch = {}) {
     DFLASH_CHECK(input.tokens != nullptr, "an input has tokens");
     timer.reset();
     // Empty anchor slots keep shapes fixed for a GPU; on the CPU their blocks are left out.
@@ -100,8 +103,17 @@ struct drafter_trainer::implementation {
     const head_loss::result result =
         head.run(state.hidden, slots, input.last_hidden, with_gradient, metrics, timer);
     if (!with_gradient) return result.sums;
+    if (watch.summed) watch.summed(result.sums);
     if (fresh) zero_norms();
-    body->backward(plan, input.taps, state, result.d_hidden, gradient, fresh, timer);
+    std::function<void(size_t)> layer_done;
+    if (watch.final_from)
+      layer_done = [&](size_t i) {
+        watch.final_from(
+            flat_gradient,
+            gradient.layers[i].input_layernorm.storage_offset() - flat_gradient.storage_offset());
+      };
+    body->backward(plan, input.taps, state, result.d_hidden, gradient, fresh, timer, layer_done);
+    if (watch.final_from) watch.final_from(flat_gradient, 0);
     fresh = false;
     return result.sums;
   }
@@ -155,8 +167,10 @@ drafter_trainer::drafter_trainer(drafter_config config,
 
 drafter_trainer::~drafter_trainer() = default;
 
-step_sums drafter_trainer::accumulate(const drafter_input& input, bool want_metrics) {
-  return impl_->run(input, true, want_metrics);
+step_sums drafter_trainer::accumulate(const drafter_input& input,
+                                      bool want_metrics,
+                                      const accumulate_watch& watch) {
+  return impl_->run(input, true, want_metrics, watch);
 }
 
 step_sums drafter_trainer::evaluate(const drafter_input& input) {

@@ -44,6 +44,16 @@ struct frozen_parts {
 };
 frozen_parts frozen_parts_of(const target& frozen);
 
+// Hears what is there while accumulate still computes; called in its thread. Each may be empty.
+struct accumulate_watch {
+  // After forward and loss: what accumulate is going to return.
+  std::function<void(const step_sums&)> summed;
+  // The elements of the flat gradient [P] from this one on are what they will be when accumulate
+  // returns; they may be read meanwhile. Falls from layer to layer, the last one first. Not called
+  // where nothing is supervised.
+  std::function<void(const at::Tensor& gradient, int64_t from)> final_from;
+};
+
 class drafter_trainer {
 public:
   // masters: fp32, any layout; copied into one flat buffer. total_steps: of the run, for the
@@ -68,7 +78,9 @@ public:
 
   // Adds the unnormalised gradient of one batch to gradient(). want_metrics: hits, top-8 and block
   // counts too (nearly free); loss sums and supervised counts are always given.
-  step_sums accumulate(const drafter_input& input, bool want_metrics = true);
+  step_sums accumulate(const drafter_input& input,
+                       bool want_metrics = true,
+                       const accumulate_watch& watch = {});
   // Loss and metrics only.
   step_sums evaluate(const drafter_input& input);
 

@@ -30,13 +30,6 @@ using namespace dflash::pipeline_test;
 
 namespace {
 
-void spoil(drafter_trainer& trainer) {
-  for (auto& [name, tensor] : state_of(trainer).tensors)
-    tensor.fill_(std::numeric_limits<float>::quiet_NaN());
-  trainer.state().set_updates(99);
-  trainer.refresh_compute();
-}
-
 struct death {
   uint32_t rank = 0;
   std::string point;
@@ -158,9 +151,10 @@ TEST_CASE("those that live train nothing twice, the dead one its open step alone
     std::vector<uint64_t> trained[2];
     for (const uint32_t rank : {0U, 1U}) {
       auto& accumulate = t.parts().drafters[rank].accumulate;
-      accumulate = [&, rank, inner = accumulate](const drafter_input& input, bool measured) {
+      accumulate = [&, rank, inner = accumulate](
+                       const drafter_input& input, bool measured, const accumulate_watch& watch) {
         trained[rank].push_back(input.tokens->k);
-        return inner(input, measured);
+        return inner(input, measured, watch);
       };
     }
     const auto result = run_in_time(t);
@@ -417,18 +411,13 @@ TEST_CASE("everything dies at seeded places: the same bits", "[guarantees]") {
       training t(l, folder.path());
       restart_soon(t);
       seeded_faults faults(seed, all, 0.02, 3);
-      seeded_faults drafters_die(seed + 100, {"drafter_train"}, 0.015, 4);
+      dying_drafters drafters_die(t, seed + 100, 0.015, 4);
       t.parts().faults = [&](const std::string& actor, std::string_view point) {
         faults(actor, point);
-        try {
-          drafters_die(actor, point);
-        } catch (...) {
-          spoil(t.trainer(static_cast<size_t>(std::stoul(actor.substr(14)))));
-          throw;
-        }
+        drafters_die(actor, point);
       };
       const auto result = run_in_time(t);
-      equals_undisturbed(t, result, folder.path(), l);
+      equals_undisturbed(t, result, folder.path(), l, drafters_die.dead());
       deaths += drafters_die.thrown();
     }
   CHECK(deaths >= 20);

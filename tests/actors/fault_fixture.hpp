@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
@@ -82,6 +83,52 @@ inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Te
     if (!at::equal(a[i], b[i])) return false;
   return true;
 }
+
+// As if the memory of its lane were gone.
+inline void spoil(drafter_trainer& trainer) {
+  for (auto& [name, tensor] : state_of(trainer).tensors)
+    tensor.fill_(std::numeric_limits<float>::quiet_NaN());
+  trainer.state().set_updates(99);
+  trainer.refresh_compute();
+}
+
+// Fault points at which drafters die at seeded places and lose their memory.
+class dying_drafters {
+public:
+  dying_drafters(training& t, uint64_t seed, double share, uint64_t most)
+      : t_(t), faults_(seed, {"drafter_train"}, share, most) {}
+
+  void operator()(const std::string& actor, std::string_view point) {
+    if (!actor.starts_with("drafter_train")) return;
+    const auto rank = static_cast<uint32_t>(std::stoul(actor.substr(14)));
+    if (point == "joined") {
+      const std::lock_guard guard(mutex_);
+      dead_.erase(rank);
+    }
+    try {
+      faults_(actor, point);
+    } catch (...) {
+      {
+        const std::lock_guard guard(mutex_);
+        dead_.insert(rank);
+      }
+      spoil(t_.trainer(rank));
+      throw;
+    }
+  }
+  uint64_t thrown() const { return faults_.thrown(); }
+  // Who died and did not come back: nobody needed it any more, if the run has ended.
+  std::set<uint32_t> dead() const {
+    const std::lock_guard guard(mutex_);
+    return dead_;
+  }
+
+private:
+  training& t_;
+  seeded_faults faults_;
+  mutable std::mutex mutex_;
+  std::set<uint32_t> dead_;
+};
 
 // State and lines of a run with one target that nothing disturbs, made once for each layout that
 // has bits of its own.

@@ -26,9 +26,9 @@ using change_sums = std::function<void(uint64_t k, step_sums&)>;
 // What one replica finds for a batch is changed.
 void change(training& t, uint32_t rank, change_sums f) {
   auto& work = t.parts().drafters[rank];
-  work.accumulate = [inner = work.accumulate, f = std::move(f)](const drafter_input& input,
-                                                                bool measured) {
-    step_sums sums = inner(input, measured);
+  work.accumulate = [inner = work.accumulate, f = std::move(f)](
+                        const drafter_input& input, bool measured, const accumulate_watch& watch) {
+    step_sums sums = inner(input, measured, watch);
     f(input.tokens->k, sums);
     return sums;
   };
@@ -167,10 +167,11 @@ TEST_CASE("loss spikes are flagged, skipped on request, and resume knows the mea
   prepare(first, 8);
   restart_soon(first, 2);
   const auto inner = first.parts().drafters[1].accumulate;
-  first.parts().drafters[1].accumulate = [&](const drafter_input& input, bool measured) {
-    if (input.tokens->k >= 47) throw std::runtime_error("a fault after step 25");
-    return inner(input, measured);
-  };
+  first.parts().drafters[1].accumulate =
+      [&](const drafter_input& input, bool measured, const accumulate_watch& watch) {
+        if (input.tokens->k >= 47) throw std::runtime_error("a fault after step 25");
+        return inner(input, measured, watch);
+      };
   CHECK(run_in_time(first).outcome.saved_step == 20);
   training second(l, resumed.path());
   second.resume();

@@ -124,6 +124,21 @@ TEST_CASE("sums and reports keep every bit, of what is not finite too") {
   CHECK(u.own);
 }
 
+TEST_CASE("a range of the gradient lies in it") {
+  const gradient_range r = decode_range(encode_range({3, 7}), 10);
+  CHECK(r.begin == 3);
+  CHECK(r.count == 7);
+  for (const gradient_range& outside : {gradient_range{0, 0},
+                                        gradient_range{4, 7},
+                                        gradient_range{10, 1},
+                                        gradient_range{-1, 2},
+                                        gradient_range{INT64_MAX, INT64_MAX},
+                                        gradient_range{1, INT64_MAX}})
+    CHECK_THROWS(decode_range(encode_range(outside), 10));
+  CHECK_THROWS(decode_range("", 10));
+  CHECK_THROWS(decode_range(R"({"begin": 0})", 10));
+}
+
 TEST_CASE("a state travels with its names") {
   replica_state state;
   state.updates = 4;

@@ -1,8 +1,12 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
@@ -43,16 +47,21 @@ struct host {
 };
 
 struct node_host : host {
-  explicit node_host(const std::string& version = "1") {
+  explicit node_host(const std::string& version = "1", lane_maker make = captures()) {
     node_options o;
     o.self = greeting("n", version);
     o.data = {"127.0.0.1", 0};
     o.network = quick();
-    o.make = [](const lend_request&) {
-      auto answers = lent_target([](const batch& b) {
-        return std::vector<at::Tensor>{at::full({3, 2}, static_cast<double>(b.k))};
-      });
-      return wire_session{std::move(answers)};
+    o.make = [this, make = std::move(make)](const lend_request& request) {
+      wire_session session = make(request);
+      session.answer = [this, answer = std::move(session.answer)](wire_message m) {
+        {
+          const std::lock_guard guard(mutex);
+          ++calls[m.method];
+        }
+        return answer(std::move(m));
+      };
+      return session;
     };
     registry = std::make_shared<mailbox_registry>();
     node = spawn_node(system, identify(registry, "node"), std::move(o));
@@ -60,6 +69,22 @@ struct node_host : host {
   }
   ~node_host() { caf::anon_send_exit(node, caf::exit_reason::user_shutdown); }
 
+  static lane_maker captures() {
+    return [](const lend_request&) {
+      auto answers = lent_target([](const batch& b) {
+        return std::vector<at::Tensor>{at::full({3, 2}, static_cast<double>(b.k))};
+      });
+      return wire_session{std::move(answers)};
+    };
+  }
+
+  int asked(const std::string& method) {
+    const std::lock_guard guard(mutex);
+    return calls[method];
+  }
+
+  std::mutex mutex;
+  std::map<std::string, int> calls;
   std::shared_ptr<mailbox_registry> registry;
   node_actor node;
   wire_address address;
@@ -84,6 +109,7 @@ batch batch_of(uint64_t k) {
   b.k = k;
   b.input_ids = {1, 2, 3};
   b.doc_offsets = {0, 3};
+  b.loss_mask = {1, 1, 1};
   return b;
 }
 
@@ -121,6 +147,55 @@ TEST_CASE("a lane that is lent computes as one that is here, and is free afterwa
     }
   }
   CHECK(free);
+}
+
+TEST_CASE("the gradient of a drafter elsewhere comes over in buckets, or stays there", "[nodes]") {
+  const at::Tensor gradient = at::arange(11, at::TensorOptions().dtype(at::kFloat));
+  std::vector<at::Tensor> used;
+  drafter_work work;
+  work.accumulate = [](const drafter_input&, bool, const accumulate_watch&) {
+    step_sums sums;
+    sums.weight_sum = 3;
+    return sums;
+  };
+  work.gradient = [&]() -> const at::Tensor& { return gradient; };
+  work.update = [&](const at::Tensor& reduced, double, uint64_t, bool) {
+    used.push_back(reduced.clone());
+    return update_report{};
+  };
+  work.load_state = [](const replica_state&) {};
+  const batch b = batch_of(1);
+  drafter_input input;
+  input.tokens = &b;
+  for (const bool alone : {false, true}) {
+    CAPTURE(alone);
+    node_host node("1", [&](const lend_request&) { return wire_session{lent_drafter(work)}; });
+    host run;
+    remote_drafter_options o;
+    const auto lane = o.lane = lane_of(run, node);
+    o.parameters = 11;
+    o.bucket = 4;
+    o.alone = alone;
+    const drafter_work here = remote_drafter(std::move(o));
+    here.load_state({});
+    CHECK(here.accumulate(input, false, {}).weight_sum == 3);
+    const at::Tensor got = here.gradient();
+    CHECK(got.equal(gradient) == !alone);
+    CHECK(node.asked("gradient") == (alone ? 0 : 3));
+    here.update(got, 3, 0, false);
+    CHECK(used.back().equal(gradient));
+    if (alone) continue;
+    // Another sum than the lane's own part travels.
+    here.accumulate(input, false, {});
+    here.update(here.gradient() * 2, 6, 1, false);
+    CHECK(used.back().equal(gradient * 2));
+    // A gradient of another size than this run has.
+    remote_drafter_options wrong;
+    wrong.lane = lane;
+    wrong.parameters = 12;
+    CHECK_THROWS_WITH(remote_drafter(std::move(wrong)).gradient(),
+                      Catch::Contains("a range outside"));
+  }
 }
 
 TEST_CASE("what a lane answers is checked before it is used", "[nodes]") {

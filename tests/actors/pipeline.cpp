@@ -57,11 +57,12 @@ TEST_CASE("10 steps and 10 resumed ones equal 20, weights and metrics", "[guaran
   completes(straight);
 
   training first({.drafters = 2, .noise = 0.1, .save_every = 10}, parts.path());
-  first.parts().drafters[1].accumulate = [inner = first.parts().drafters[1].accumulate](
-                                             const drafter_input& input, bool measured) {
-    if (input.tokens->k >= 29) throw std::runtime_error("a fault after step 14");
-    return inner(input, measured);
-  };
+  first.parts().drafters[1].accumulate =
+      [inner = first.parts().drafters[1].accumulate](
+          const drafter_input& input, bool measured, const accumulate_watch& watch) {
+        if (input.tokens->k >= 29) throw std::runtime_error("a fault after step 14");
+        return inner(input, measured, watch);
+      };
   first.parts().restart = {2, std::chrono::milliseconds(1), std::chrono::milliseconds(4)};
   const auto failed = first.run();
   CHECK(failed.outcome.status == run_status::failed);

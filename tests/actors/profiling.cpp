@@ -226,11 +226,12 @@ TEST_CASE("a run that ends within its window writes the trace that there is", "[
   CHECK(read_json(folder.path() / "trace.json").at("traceEvents").size() > 20);
   training failing({.steps = 20});
   failing.parts().trace = trace_options{{2, 900}, folder.path() / "other.json"};
-  failing.parts().drafters[0].accumulate = [inner = failing.parts().drafters[0].accumulate](
-                                               const drafter_input& input, bool measured) {
-    if (input.tokens->k >= 5) throw std::runtime_error("a fault");
-    return inner(input, measured);
-  };
+  failing.parts().drafters[0].accumulate =
+      [inner = failing.parts().drafters[0].accumulate](
+          const drafter_input& input, bool measured, const accumulate_watch& watch) {
+        if (input.tokens->k >= 5) throw std::runtime_error("a fault");
+        return inner(input, measured, watch);
+      };
   CHECK(failing.run().outcome.status == run_status::failed);
   const auto json = read_json(folder.path() / "other.json");
   std::map<uint64_t, int> balance;

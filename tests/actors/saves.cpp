@@ -183,10 +183,11 @@ TEST_CASE("training goes on while a checkpoint is written, and waits when the ne
     };
   };
   auto work = t.parts().drafters[1].accumulate;
-  t.parts().drafters[1].accumulate = [&, work](const drafter_input& input, bool measured) {
-    if (writing && ++trained_meanwhile == 3) three_trained.open();
-    return work(input, measured);
-  };
+  t.parts().drafters[1].accumulate =
+      [&, work](const drafter_input& input, bool measured, const accumulate_watch& watch) {
+        if (writing && ++trained_meanwhile == 3) three_trained.open();
+        return work(input, measured, watch);
+      };
   completes(t);
   CHECK(three_trained.is_open());
   CHECK(at::equal(t.weights(), undisturbed({.drafters = 2, .steps = 12})));

@@ -10,9 +10,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
-#include <limits>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -76,30 +74,14 @@ deaths run_with_deaths(uint64_t seed, bool drafters_too) {
   restart_soon(t);
   seeded_faults others(seed, {"target_forward", "postprocess", "loader", "metrics"}, 0.05, 5);
   seeded_faults dispatcher(seed + 1000, {"dispatcher"}, 0.01, 3);
-  seeded_faults drafters(seed + 2000, {"drafter_train"}, drafters_too ? 0.02 : 0, 5);
-  std::mutex mutex;
-  std::set<uint32_t> dead;
+  dying_drafters drafters(t, seed + 2000, drafters_too ? 0.02 : 0, 5);
   t.parts().faults = [&](const std::string& actor, std::string_view point) {
     others(actor, point);
     dispatcher(actor, point);
-    if (!actor.starts_with("drafter_train")) return;
-    const auto rank = static_cast<uint32_t>(std::stoul(actor.substr(14)));
-    const auto is_dead = [&](bool now) {
-      const std::lock_guard guard(mutex);
-      now ? void(dead.insert(rank)) : void(dead.erase(rank));
-    };
-    if (point == "joined") is_dead(false);
-    try {
-      drafters(actor, point);
-    } catch (...) {
-      is_dead(true);
-      for (auto& [name, tensor] : state_of(t.trainer(rank)).tensors)
-        tensor.fill_(std::numeric_limits<float>::quiet_NaN());
-      throw;
-    }
+    drafters(actor, point);
   };
   const auto result = run_in_time(t);
-  equals_undisturbed(t, result, folder.path(), l, dead);
+  equals_undisturbed(t, result, folder.path(), l, drafters.dead());
   return {others.thrown() + dispatcher.thrown() + drafters.thrown(), drafters.thrown()};
 }
 

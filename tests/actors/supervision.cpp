@@ -297,10 +297,11 @@ TEST_CASE("a drafter that keeps failing ends the run with its reason", "[guarant
   training t({.targets = 2, .drafters = 2});
   restart_soon(t, 3);
   const auto inner = t.parts().drafters[1].accumulate;
-  t.parts().drafters[1].accumulate = [inner](const drafter_input& input, bool measured) {
-    if (input.tokens->k >= 9) throw std::runtime_error("no memory");
-    return inner(input, measured);
-  };
+  t.parts().drafters[1].accumulate =
+      [inner](const drafter_input& input, bool measured, const accumulate_watch& watch) {
+        if (input.tokens->k >= 9) throw std::runtime_error("no memory");
+        return inner(input, measured, watch);
+      };
   const auto result = run_in_time(t);
   CHECK(result.outcome.status == run_status::failed);
   CHECK(result.outcome.reason == "drafter_train 1: no memory");

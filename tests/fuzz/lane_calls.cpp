@@ -109,6 +109,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 6:
       refusing([&] { encode_update(decode_update(text)); });
+      refusing([&] {
+        const gradient_range r = decode_range(text, 1000);
+        DFLASH_CHECK(r.begin >= 0 && r.count > 0 && r.begin + r.count <= 1000,
+                     "a range of the gradient");
+      });
       break;
     case 7:
       refusing([&] { encode_report(decode_report(text)); });

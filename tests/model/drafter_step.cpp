@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <catch2/catch.hpp>
@@ -163,6 +164,42 @@ TEST_CASE("four batches in one step equal their sums added by four drafters") {
   const update_report b = other.apply(sum, apart.weight_sum, 0);
   CHECK(a.grad_norm == Approx(b.grad_norm));
   CHECK(at::allclose(one.flat_masters(), other.flat_masters(), 1e-4, 1e-5));
+}
+
+TEST_CASE("what is said to be final of a gradient is, layer by layer, while the pass goes on") {
+  problem p;
+  drafter_trainer t = p.trainer();
+  for (const int batches : {1, 2}) {  // overwritten, then added to
+    step_sums told;
+    std::vector<std::pair<int64_t, at::Tensor>> parts;
+    accumulate_watch watch;
+    watch.summed = [&](const step_sums& sums) {
+      CHECK(parts.empty());
+      told = sums;
+    };
+    watch.final_from = [&](const at::Tensor& gradient, int64_t from) {
+      parts.emplace_back(from, gradient.narrow(0, from, gradient.numel() - from).clone());
+    };
+    const step_sums sums = t.accumulate(p.input(), true, watch);
+    CAPTURE(batches);
+    CHECK(told.loss == sums.loss);
+    CHECK(told.hits_at == sums.hits_at);
+    REQUIRE(parts.size() == static_cast<size_t>(p.shape.layers) + 1);
+    const at::Tensor& whole = t.gradient();
+    int64_t before = whole.numel();
+    for (const auto& [from, part] : parts) {
+      CAPTURE(from);
+      CHECK(from < before);
+      before = from;
+      CHECK(at::equal(part, whole.narrow(0, from, whole.numel() - from)));
+    }
+    CHECK(before == 0);
+  }
+  std::fill(p.tokens.loss_mask.begin(), p.tokens.loss_mask.end(), uint8_t{0});
+  accumulate_watch silent;
+  silent.summed = [](const step_sums&) { FAIL("nothing is supervised"); };
+  silent.final_from = [](const at::Tensor&, int64_t) { FAIL("nothing is supervised"); };
+  t.accumulate(p.input(), true, silent);
 }
 
 TEST_CASE("the step's loss is the sum of losses over the sum of weights, not a mean of means") {
