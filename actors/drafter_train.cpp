@@ -38,7 +38,8 @@ void send_part(self_ptr self) {
   self->stats().set_activity(activity::computing);
   {
     const auto stage = s.stages.within("gradient");
-    part.gradient = make_tensor_handle({s.options.work.gradient()}, false, {});
+    const at::Tensor& gradient = s.options.work.gradient();
+    part.gradient = make_tensor_handle({gradient}, false, {}, mark(s.options.device()));
   }
   part.weight_sum = s.weight_sum;
   for (const drafter_actor& drafter : s.links->drafters) self->send(drafter, part);
@@ -139,10 +140,12 @@ void reduce(self_ptr self, const step_part& part) {
     if (s.options.drafters == 1) {
       s.reduced = gradients[0];
     } else {
-      if (!s.sum.defined()) s.sum = at::empty_like(gradients[0]);
+      if (!s.sum.defined()) s.sum = at::empty_like(gradients.at(self->identity().index));
       s.options.work.sum(gradients, s.sum);
       s.reduced = s.sum;
     }
+    // Once all have said that they have reduced, each may write over its gradient.
+    wait_for(s.options.device());
     self->fault("reduce");
   }
   s.exchange->done(step);
@@ -191,6 +194,7 @@ void hold(self_ptr self, const step_hold& m) {
   s.reduced = at::Tensor();
   s.part_sent = false;
   s.held = true;
+  wait_for(s.options.device());  // another replica's thread is going to read it
   self->send(s.links->coordinator,
              replica_held{m.step,
                           self->identity().index,
@@ -237,6 +241,7 @@ void begin_life(self_ptr self) {
   else if (life.state)
     s.options.work.load_state(*life.state);
   life.state = nullptr;
+  wait_for(s.options.device());  // the donor may write again
   s.credit_epoch = life.number * epochs_of_a_life;
   s.order.emplace(*s.options.plan, rank, s.options.drafters, life.step);
   if (!copied && !life.restore) return;
@@ -281,10 +286,12 @@ drafter_actor spawn_drafter(caf::actor_system& system,
       std::move(identity),
       [how, options = std::move(options)](self_ptr self) -> drafter_actor::behavior_type {
         if (how == runs_as::detached)
-          set_up_lane_thread(fmt::format("drafter-{}", self->identity().index), options.threads);
+          set_up_lane_thread(
+              fmt::format("drafter-{}", self->identity().index), options.threads, options.devices);
         drafter_state& s = self->state;
         s.options = options;
         s.stages = stage_sink(options.profile, self->stats(), options.work.stages);
+        s.stages.time(options.device());
         s.exchange.emplace(options.drafters, options.life.attempt);
         return {
             [=](const start_run& m) { start(self, m); },

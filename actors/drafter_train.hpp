@@ -23,6 +23,7 @@
 #include "actors/runtime/stage_sink.hpp"
 #include "actors/step_exchange.hpp"
 #include "actors/training_order.hpp"
+#include "device/lane_streams.hpp"
 #include "device/slot_pool.hpp"
 
 namespace dflash {
@@ -45,7 +46,11 @@ struct drafter_options {
   std::shared_ptr<slot_pool> slots;  // its mailbox limit
   uint64_t metrics_every = 8;        // batches, by k
   int64_t threads = 1;
+  // Its own, then those of the other drafters, whose gradients it reads; empty: all is on the CPU.
+  std::vector<at::Device> devices;
   bool profile = false;
+
+  at::Device device() const { return devices.empty() ? at::Device(at::kCPU) : devices.front(); }
 };
 
 struct drafter_state {
@@ -64,6 +69,9 @@ struct drafter_state {
   at::Tensor sum;      // [P] fp32 of all ranks; M = 1: not used
   at::Tensor reduced;  // of the open step, once all parts are here
   double reduced_weight = 0;
+
+  // What other threads let go of afterwards is not in use any more.
+  ~drafter_state() { wait_for(options.device()); }
 };
 
 drafter_actor spawn_drafter(caf::actor_system& system,

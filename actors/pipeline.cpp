@@ -24,6 +24,7 @@
 #include "actors/runtime/caf_tls.hpp"
 #include "actors/supervision.hpp"
 #include "config/error.hpp"
+#include "device/slot_memory.hpp"
 
 namespace dflash {
 
@@ -183,8 +184,22 @@ private:
         system_, parts_.trace ? runs_as::detached : runs_as::scheduled, named("profiler"), o);
   }
 
-  std::shared_ptr<slot_pool> capture_slots() const {
-    return slot_pool::make(limits().capture_slots, limits().batch_bytes);
+  std::shared_ptr<slot_pool> slots_on(at::Device device, int64_t slots) const {
+    return slot_pool::make(
+        slots,
+        limits().batch_bytes,
+        device.is_cpu() ? nullptr : std::make_unique<slot_memory>(device, slots));
+  }
+  at::Device target_device(uint32_t i) const {
+    return i < parts_.target_devices.size() ? parts_.target_devices[i] : at::Device(at::kCPU);
+  }
+  // `first`, then those of the drafters; nothing where all is on the CPU.
+  std::vector<at::Device> with_drafters(at::Device first) const {
+    std::vector<at::Device> all{first};
+    for (const at::Device& d : parts_.drafter_devices)
+      if (std::find(all.begin(), all.end(), d) == all.end()) all.push_back(d);
+    if (all.size() == 1 && first.is_cpu()) all.clear();
+    return all;
   }
   uint64_t first_k() const {
     return parts_.first_step == 0 ? 0 : parts_.plan->step(parts_.first_step - 1).last_k;
@@ -268,7 +283,7 @@ private:
     o.shape = parts_.shape;
     o.lane = limits().targets;
     o.profile = profiles();
-    if (limits().readers > 0) o.slots = capture_slots();
+    if (limits().readers > 0) o.slots = slots_on(at::kCPU, limits().capture_slots);
     return spawn_loader(system_, runs_as::detached, named("loader"), std::move(o));
   }
 
@@ -288,7 +303,8 @@ private:
     target_options o;
     o.capture = parts_.targets[i];
     o.shape = parts_.shape;
-    o.slots = capture_slots();
+    o.device = target_device(i);
+    o.slots = slots_on(o.device, limits().capture_slots);
     o.threads = parts_.target_threads;
     o.profile = profiles();
     if (i < parts_.target_stages.size()) o.inner = parts_.target_stages[i];
@@ -306,7 +322,8 @@ private:
     o.plan = parts_.plan;
     o.work = parts_.drafters[i];
     o.life = life;
-    o.slots = slot_pool::make(limits().drafter_batches, limits().batch_bytes);
+    if (!parts_.drafter_devices.empty()) o.devices = with_drafters(parts_.drafter_devices.at(i));
+    o.slots = slots_on(o.device(), limits().drafter_batches);
     o.metrics_every = parts_.metrics_every;
     o.threads = parts_.drafter_threads;
     o.profile = profiles();
@@ -328,6 +345,7 @@ private:
     o.window = parts_.window;
     o.block_size = parts_.block_size;
     o.finite = parts_.finite;
+    o.devices = with_drafters(target_device(i));
     o.profile = profiles();
     return spawn_postprocess(
         system_,

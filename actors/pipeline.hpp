@@ -53,6 +53,9 @@ struct pipeline_parts {
   std::function<bool(const std::vector<at::Tensor>&)> finite = all_finite;  // of each hand-over
   int64_t target_threads = 1;
   int64_t drafter_threads = 1;
+  // [N] and [M]: where `targets` give their states and `drafters` have their weights; empty: all on
+  // the CPU. Lanes of other hosts are on the CPU here.
+  std::vector<at::Device> target_devices, drafter_devices;
 
   hidden_shape shape;
   at::ScalarType drafter_dtype = at::kFloat;

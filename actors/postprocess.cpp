@@ -1,6 +1,8 @@
 #include "actors/postprocess.hpp"
 
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
 #include <fmt/format.h>
 
 #include <cmath>
@@ -9,6 +11,8 @@
 #include "actors/runtime/lane_thread.hpp"
 #include "config/error.hpp"
 #include "data/random.hpp"
+#include "device/slot_memory.hpp"
+#include "device/upload.hpp"
 #include "messages/tensor_block.hpp"
 
 namespace dflash {
@@ -46,13 +50,27 @@ void return_slot(self_ptr self, const captured& m) {
 
 void keep(postprocess_state& s, const captured& m) {
   if (!s.options.store || m.job.kept || s.options.store->has(m.job.tokens->row)) return;
-  const auto parts = bytes_of(m.hidden->tensors);
+  std::vector<at::Tensor> here;
+  for (const at::Tensor& t : m.hidden->tensors) here.push_back(t.to(at::kCPU));
+  const auto parts = bytes_of(here);
   s.options.store->put(m.job.tokens->row, parts);
   s.stages.mark("keep");
 }
 
+// The same where the drafter's slots have memory of their own.
+tensor_handle copy_to_drafter(postprocess_state& s, const captured& m, slot_memory& memory) {
+  auto lease = m.job.room->try_acquire();
+  DFLASH_CHECK(lease.has_value(), "no slot at a drafter that granted room", m.job.drafter);
+  std::vector<at::Tensor> tensors =
+      memory.fill(lease->slot(), m.hidden->tensors, s.options.shape.taps, s.options.drafter_dtype);
+  m.hidden.release();
+  s.stages.mark("copy to the drafter's slot");
+  return make_tensor_handle(std::move(tensors), s.options.shape.last, std::move(*lease));
+}
+
 // Handle of the same tensors in a slot of the drafter; the capture slot is free afterwards.
 tensor_handle move_to_drafter(postprocess_state& s, const captured& m) {
+  if (slot_memory* const memory = m.job.room->memory()) return copy_to_drafter(s, m, *memory);
   std::vector<at::Tensor> tensors = std::move(m.hidden->tensors);
   m.hidden.release();
   if (s.options.drafter_dtype != s.options.shape.dtype)
@@ -113,6 +131,7 @@ void process(self_ptr self, const captured& m) {
       add_noise(taps, s.options.noise, s.options.seed, out.tokens->k);
       s.stages.mark("noise");
     }
+    if (m.job.room->memory()) out.hidden->ready = mark(m.job.room->memory()->device());
     self->fault("moved");
     // From here on nothing throws: what the dispatcher takes for delivered reaches the drafter.
     self->stats().complete();
@@ -135,6 +154,15 @@ void on_captured(self_ptr self, const captured& m) {
 }  // namespace
 
 bool all_finite(const std::vector<at::Tensor>& tensors) {
+  if (!tensors.empty() && !tensors[0].is_cpu()) {
+    std::vector<at::Tensor> bounds;
+    for (const at::Tensor& tensor : tensors) {
+      const auto [low, high] = at::aminmax(tensor);
+      bounds.push_back(low);
+      bounds.push_back(high);
+    }
+    return at::isfinite(at::stack(bounds)).all().item<bool>();
+  }
   for (const at::Tensor& tensor : tensors) {
     const auto [low, high] = at::aminmax(tensor);
     if (!std::isfinite(low.item<double>()) || !std::isfinite(high.item<double>())) return false;
@@ -147,7 +175,11 @@ void add_noise(std::vector<at::Tensor>& taps, double amplitude, uint64_t seed, u
   int64_t at = 0;
   for (at::Tensor& tap : taps) {
     const int64_t count = tap.numel();
-    if (tap.scalar_type() == at::kBFloat16)
+    if (!tap.is_cpu()) {
+      std::vector<float> noise(static_cast<size_t>(count));
+      add_uniform(noise.data(), count, amplitude, stream, at);
+      tap.copy_(tap.to(at::kFloat).add_(upload(noise, tap.device()).view(tap.sizes())));
+    } else if (tap.scalar_type() == at::kBFloat16)
       add_uniform(tap.mutable_data_ptr<at::BFloat16>(), count, amplitude, stream, at);
     else
       add_uniform(tap.mutable_data_ptr<float>(), count, amplitude, stream, at);
@@ -173,7 +205,7 @@ postprocess_actor spawn_postprocess(caf::actor_system& system,
       std::move(identity),
       [how, options = std::move(options)](self_ptr self) -> postprocess_actor::behavior_type {
         if (how == runs_as::detached)
-          set_up_lane_thread(fmt::format("post-{}", self->identity().index), 1);
+          set_up_lane_thread(fmt::format("post-{}", self->identity().index), 1, options.devices);
         self->state.options = options;
         self->state.stages = stage_sink(options.profile, self->stats());
         return {

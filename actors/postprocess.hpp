@@ -1,7 +1,7 @@
 // Between a producer of hidden states and the drafters: checks that all values are finite, keeps
 // whole rows for later epochs, adds noise, counts what the drafter reads, and moves the states into
-// a slot of the drafter, whose room was reserved before the producer began. In one process nothing
-// is copied. Detached, one per producer.
+// a slot of the drafter, whose room was reserved before the producer began. On the CPU nothing is
+// copied; between devices one copy goes straight into the slot. Detached, one per producer.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include "actors/runtime/stage_sink.hpp"
 #include "data/batches.hpp"
 #include "data/hidden_store.hpp"
+#include "device/lane_streams.hpp"
 #include "device/slot_pool.hpp"
 
 namespace dflash {
@@ -28,6 +29,8 @@ struct postprocess_options {
   int64_t block_size = 0;
   // All values finite? all_finite, but for simulated lanes.
   std::function<bool(const std::vector<at::Tensor>&)> finite;
+  // Of the producer, then of the drafters; empty: all is on the CPU.
+  std::vector<at::Device> devices;
   bool profile = false;
 };
 
@@ -36,13 +39,19 @@ struct postprocess_state {
   postprocess_options options;
   std::shared_ptr<const pipeline_links> links;
   stage_sink stages;
+
+  ~postprocess_state() {
+    for (const at::Device& device : options.devices) wait_for(device);
+  }
 };
 
-// All values finite? min and max alone decide: NaN spreads to both.
+// All values finite? min and max alone decide: NaN spreads to both. On a device the host waits for
+// the answer once.
 bool all_finite(const std::vector<at::Tensor>& tensors);
 
 // Adds U(-amplitude, amplitude) to each tap, from counters keyed by (seed, k): the same for a batch
-// that is made again. taps [nT] x [T, Ht], fp32 or bf16, contiguous, in place.
+// that is made again, the same bits on every device. taps [nT] x [T, Ht], fp32 or bf16, contiguous,
+// in place.
 void add_noise(std::vector<at::Tensor>& taps, double amplitude, uint64_t seed, uint64_t k);
 
 // Bytes of the rows that some anchor sees (taps) or the loss needs (last hidden states).

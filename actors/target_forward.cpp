@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <utility>
+#include <vector>
 
 #include "actors/runtime/lane_thread.hpp"
 #include "config/error.hpp"
+#include "device/slot_memory.hpp"
 #include "messages/tensor_block.hpp"
 
 namespace dflash {
@@ -40,8 +43,11 @@ void capture(self_ptr self, const capture_job& job) {
   m.job = job;
   {
     const auto stage = s.stages.within("target forward");
-    m.hidden =
-        make_tensor_handle(s.options.capture(*job.tokens), s.options.shape.last, std::move(*lease));
+    std::vector<at::Tensor> states = s.options.capture(*job.tokens);
+    if (slot_memory* const memory = s.options.slots->memory())
+      states = memory->fill(lease->slot(), states, 0, s.options.shape.dtype);
+    m.hidden = make_tensor_handle(
+        std::move(states), s.options.shape.last, std::move(*lease), mark(s.options.device));
   }
   m.capture_ns = now_ns() - began;
   self->fault("captured");
@@ -67,9 +73,12 @@ target_actor spawn_target(caf::actor_system& system,
       std::move(identity),
       [how, options = std::move(options)](self_ptr self) -> target_actor::behavior_type {
         if (how == runs_as::detached)
-          set_up_lane_thread(fmt::format("target-{}", self->identity().index), options.threads);
+          set_up_lane_thread(fmt::format("target-{}", self->identity().index),
+                             options.threads,
+                             std::array{options.device});
         self->state.options = options;
         self->state.stages = stage_sink(options.profile, self->stats(), options.inner);
+        self->state.stages.time(options.device);
         return {
             [=](const start_run& m) {
               const bool first = !self->state.links;

@@ -12,6 +12,7 @@
 #include "actors/runtime/metered.hpp"
 #include "actors/runtime/stage_sink.hpp"
 #include "data/batches.hpp"
+#include "device/lane_streams.hpp"
 #include "device/slot_pool.hpp"
 
 namespace dflash {
@@ -26,6 +27,7 @@ struct target_options {
   hidden_shape shape;
   std::shared_ptr<slot_pool> slots;
   int64_t threads = 1;
+  at::Device device = at::kCPU;  // where capture computes, and the slots have their memory
   bool profile = false;
   std::shared_ptr<stage_timer> inner;  // of the stages inside capture; null: none are known
 };
@@ -36,6 +38,9 @@ struct target_state {
   std::shared_ptr<const pipeline_links> links;
   stage_sink stages;
   bool asking = false;
+
+  // What other threads let go of afterwards is not in use any more.
+  ~target_state() { wait_for(options.device); }
 };
 
 target_actor spawn_target(caf::actor_system& system,

@@ -45,7 +45,7 @@ void check_lanes(const std::vector<std::string>& lanes) {
                   "layout.targets",
                   "use lanes cpu:0, cpu:1, ...");
     else if (parse_lane(lane).cuda)
-      throw error("lane " + lane + " needs a GPU, which capturing does not use yet",
+      throw error("lane " + lane + " needs a GPU, which capturing does not use",
                   "layout.targets",
                   "use lanes cpu:0, cpu:1, ...");
 }

@@ -5,12 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "bin/lane_work.hpp"
+#include "device/devices.hpp"
 #include "device/peak_flops.hpp"
 #include "model/flops.hpp"
-
-#ifdef DFLASH_WITH_CUDA
-#include "device/cuda/device_name.hpp"
-#endif
 
 namespace dflash {
 
@@ -18,12 +16,7 @@ namespace {
 
 // The name of a lane's device; empty: a processor, or a GPU that is not of this host.
 std::string device_of(const lane_name& lane) {
-#ifdef DFLASH_WITH_CUDA
-  if (lane.cuda && lane.node.empty()) return cuda::device_name(lane.index);
-#else
-  (void)lane;
-#endif
-  return {};
+  return lane.node.empty() ? device_name(device_of_lane(lane)) : std::string();
 }
 
 // Of all devices of the layout together; 0: not known. The table is of bf16.

@@ -4,6 +4,11 @@
 
 namespace dflash {
 
+at::Device device_of_lane(const lane_name& lane) {
+  if (!lane.cuda || !lane.node.empty()) return at::kCPU;
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(lane.index)};
+}
+
 capture_function capture_by(std::shared_ptr<const target> model,
                             std::vector<int> taps,
                             bool last,

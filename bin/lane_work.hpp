@@ -12,6 +12,9 @@
 
 namespace dflash {
 
+// Where a lane computes; a lane of another host or a simulated one has nothing here but the CPU.
+at::Device device_of_lane(const lane_name& lane);
+
 capture_function capture_by(std::shared_ptr<const target> model,
                             std::vector<int> taps,
                             bool last,

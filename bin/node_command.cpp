@@ -52,7 +52,7 @@ std::vector<std::string> checked_lanes(const std::vector<std::string>& given) {
     if (!name.node.empty())
       throw error("\"" + lane + "\" names a node", "--lanes", "lanes of this host: cpu:0,cpu:1");
     if (name.cuda)
-      throw error("lane " + lane + " needs a GPU, which training does not use yet",
+      throw error("lane " + lane + " needs a GPU, and nodes lend none",
                   "--lanes",
                   "use lanes cpu:0, cpu:1, ...");
     if (!seen.insert(lane).second) throw error("lane " + lane + " is listed twice", "--lanes");

@@ -105,7 +105,7 @@ public:
       if (is_simulated(setup_.config)) {
         parts.drafters[i].load_state({});
       } else {
-        if (!start) start = start_trainer(setup_, start_weights(setup_));
+        if (!start) start = start_trainer(setup_, start_weights(setup_), setup_.model);
         parts.drafters[i].load_state(state_of(*start));
       }
     }
@@ -219,7 +219,7 @@ private:
     using made = std::pair<std::shared_ptr<drafter_trainer>, uint64_t>;
     if (is_simulated(setup_.config)) return [] { return made{nullptr, 0}; };
     return [setup = &setup_, back = restorer(setup_, checkpoints_)] {
-      auto trainer = start_trainer(*setup, start_weights(*setup));
+      auto trainer = start_trainer(*setup, start_weights(*setup), setup->model);
       const uint64_t steps = back(*trainer);
       return made{std::move(trainer), steps};
     };

@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "bin/flops_setup.hpp"
@@ -15,6 +16,7 @@
 #include "bin/version.hpp"
 #include "config/error.hpp"
 #include "data/token_counts.hpp"
+#include "device/devices.hpp"
 #include "model/captured_states.hpp"
 #include "model/schedule.hpp"
 #include "model/trainer_snapshot.hpp"
@@ -31,14 +33,52 @@ bool is_here(const std::string& lane) {
   return parse_lane(lane).node.empty();
 }
 
-// Lanes that this build can run.
-void check_lanes(const std::vector<std::string>& lanes, const std::string& key) {
-  for (const std::string& lane : lanes)
-    if (parse_lane(lane).cuda && parse_lane(lane).node.empty())
-      throw error("lane " + lane + " needs a GPU, which training does not use yet",
-                  key,
-                  "use lanes cpu:0, cpu:1, ...");
+bool is_gpu(const std::string& lane) {
+  return !device_of_lane(parse_lane(lane)).is_cpu();
 }
+
+// Lanes that this program has a device for.
+void check_lanes(const std::vector<std::string>& lanes, const std::string& key) {
+  for (const std::string& lane : lanes) {
+    if (!is_gpu(lane)) continue;
+    if (!built_with_cuda())
+      throw error("lane " + lane + " needs a GPU, and this program is built without CUDA",
+                  key,
+                  "build it with -DDFLASH_CUDA=ON (docs/gpu.md), or use lanes cpu:0, cpu:1, ...");
+    const int there = cuda_devices();
+    if (parse_lane(lane).index >= there)
+      throw error(fmt::format("lane {} needs a GPU of that number, and this host has {}",
+                              lane,
+                              there == 0 ? std::string("none") : std::to_string(there)),
+                  key,
+                  "nvidia-smi lists them, counted from 0; or use lanes cpu:0, cpu:1, ...");
+  }
+}
+
+// One copy of the weights a device, of all that its lanes need.
+class models_by_device {
+public:
+  explicit models_by_device(const training_setup& s) : setup_(s) {}
+
+  std::shared_ptr<const target> of(const std::string& lane) {
+    if (!is_gpu(lane)) return setup_.model;
+    auto& model = loaded_[lane];
+    if (!model) {
+      const auto& targets = setup_.config.layout.targets;
+      const bool captures =
+          !setup_.from_disk() && std::find(targets.begin(), targets.end(), lane) != targets.end();
+      model = target::load(setup_.config.target.path,
+                           setup_.dtype,
+                           device_of_lane(parse_lane(lane)),
+                           captures ? target_parts::all : target_parts::borrowed);
+    }
+    return model;
+  }
+
+private:
+  const training_setup& setup_;
+  std::map<std::string, std::shared_ptr<const target>> loaded_;
+};
 
 // Names all that decides the bytes of kept hidden states.
 std::string fingerprint(const training_setup& s, const batch_source& source) {
@@ -95,25 +135,39 @@ void choose_draft_vocab(training_setup& s) {
       static_cast<double>(covered) / static_cast<double>(s.parts.source->documents().supervised());
 }
 
-void make_trainers(training_setup& s) {
+void make_trainers(training_setup& s, models_by_device& models) {
   const run_config& c = s.config;
   const auto& lanes = c.layout.drafters;
   s.trainers.resize(lanes.size());
   if (std::none_of(lanes.begin(), lanes.end(), is_here)) return;
   const drafter_weights start = start_weights(s);
   for (size_t i = 0; i < lanes.size(); ++i)
-    if (is_here(lanes[i])) s.trainers[i] = start_trainer(s, start);
+    if (is_here(lanes[i])) s.trainers[i] = start_trainer(s, start, models.of(lanes[i]));
+  for (const std::string& lane : lanes)
+    s.parts.drafter_devices.push_back(device_of_lane(parse_lane(lane)));
 }
 
-void make_targets(training_setup& s) {
+void make_targets(training_setup& s, models_by_device& models) {
   if (s.from_disk()) return;
   for (const std::string& lane : s.config.layout.targets) {
     const auto stages = is_here(lane) ? std::make_shared<stage_timer>() : nullptr;
     s.parts.target_stages.push_back(stages);
-    s.parts.targets.push_back(is_here(lane)
-                                  ? capture_by(s.model, s.drafter.taps, s.parts.shape.last, stages)
-                                  : capture_function());
+    s.parts.target_devices.push_back(device_of_lane(parse_lane(lane)));
+    s.parts.targets.push_back(
+        is_here(lane) ? capture_by(models.of(lane), s.drafter.taps, s.parts.shape.last, stages)
+                      : capture_function());
   }
+}
+
+// The same bits for any number of targets are promised for one kind of device.
+void say_if_mixed(const run_config& c) {
+  const auto& targets = c.layout.targets;
+  const auto gpus = std::count_if(targets.begin(), targets.end(), is_gpu);
+  if (c.data.hidden_states.empty() && gpus > 0 && gpus < std::ssize(targets))
+    spdlog::warn(
+        "layout.targets has CPUs and GPUs, which round differently: which one makes a batch "
+        "depends "
+        "on their pace, so this run will not give the same bits twice");
 }
 
 // Progress of the checkpoint, compared with what this run is.
@@ -203,9 +257,10 @@ drafter_weights start_weights(const training_setup& s) {
 }
 
 std::shared_ptr<drafter_trainer> start_trainer(const training_setup& s,
-                                               const drafter_weights& start) {
+                                               const drafter_weights& start,
+                                               const std::shared_ptr<const target>& model) {
   auto trainer =
-      make_trainer(s.config, s.drafter, start, s.model, s.dtype, s.parts.plan->total_steps());
+      make_trainer(s.config, s.drafter, start, model, s.dtype, s.parts.plan->total_steps());
   if (s.resumed_from.newest)
     load_checkpoint(*s.resumed_from.newest, s.resumed_from.state, *trainer);
   return trainer;
@@ -225,7 +280,12 @@ training_setup outline_training(const run_config& config, const fs::path& checkp
   s.drafter = make_drafter_config(c.draft, target_shape);
   if (c.draft.init != "random" && c.draft.init != "target")
     s.drafter = adopt_drafter(s.drafter, c.draft.init);
-  s.dtype = choose_compute_dtype(c.target.dtype);
+  const auto any_gpu = [](const auto& lanes) {
+    return std::any_of(lanes.begin(), lanes.end(), is_gpu);
+  };
+  const bool gpu = any_gpu(c.layout.targets) || any_gpu(c.layout.drafters);
+  s.dtype = gpu && c.target.dtype == "auto" ? compute_dtype::bf16  // what GPUs are made for
+                                            : choose_compute_dtype(c.target.dtype);
   if (c.run.resume) {
     s.resumed_from = choose_checkpoint(checkpoints, own_config(c));
     if (s.resumed_from.newest) check_resumed_config(c, s.resumed_from);
@@ -295,7 +355,9 @@ training_setup prepare_training(const run_config& config,
   check_memory(c, s.memory);
   // Evaluations run the target even where its hidden states come from elsewhere.
   const auto& lanes = c.layout.targets;
-  const bool captures = !s.from_disk() && std::any_of(lanes.begin(), lanes.end(), is_here);
+  const bool captures = !s.from_disk() && std::any_of(lanes.begin(), lanes.end(), [](auto& lane) {
+    return is_here(lane) && !is_gpu(lane);
+  });
   const bool runs_target = captures || c.eval.every > 0;
   s.model = target::load(
       c.target.path, s.dtype, at::kCPU, runs_target ? target_parts::all : target_parts::borrowed);
@@ -307,8 +369,10 @@ training_setup prepare_training(const run_config& config,
     give_model(*s.evaluation, c, s.model);
     add_evaluation(*s.evaluation, c, checkpoints, p.first_step, p.plan->total_steps(), p);
   }
-  make_trainers(s);
-  make_targets(s);
+  models_by_device models(s);
+  make_trainers(s, models);
+  make_targets(s, models);
+  say_if_mixed(c);
   keep_states(s, kept_states);
   return s;
 }

@@ -44,10 +44,11 @@ struct training_setup {
 };
 
 /// Weights that the run starts with, and a trainer that has them, or the state of the checkpoint
-/// that the run goes on from.
+/// that the run goes on from, on the device of `model`.
 drafter_weights start_weights(const training_setup& setup);
 std::shared_ptr<drafter_trainer> start_trainer(const training_setup& setup,
-                                               const drafter_weights& start);
+                                               const drafter_weights& start,
+                                               const std::shared_ptr<const target>& model);
 
 /// All that is known without loading a model or making a lane: shapes, data, steps, limits, memory.
 /// Throws as prepare_training.

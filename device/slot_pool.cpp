@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "config/error.hpp"
+#include "device/slot_memory.hpp"
 
 namespace dflash {
 
@@ -42,8 +43,11 @@ void slot_lease::release() {
   if (auto pool = std::exchange(pool_, nullptr)) pool->give_back(slot_, generation_);
 }
 
-slot_pool::slot_pool(int64_t slots, uint64_t slot_bytes)
-    : slots_(slots), slot_bytes_(slot_bytes), state_(std::make_unique<state>()) {
+slot_pool::slot_pool(int64_t slots, uint64_t slot_bytes, std::unique_ptr<slot_memory> memory)
+    : slots_(slots),
+      slot_bytes_(slot_bytes),
+      memory_(std::move(memory)),
+      state_(std::make_unique<state>()) {
   DFLASH_CHECK(slots > 0, "a slot pool needs a slot", slots);
   for (int64_t slot = slots - 1; slot >= 0; --slot) state_->free.push_back(slot);
   state_->generations.resize(static_cast<size_t>(slots), 0);
@@ -52,7 +56,13 @@ slot_pool::slot_pool(int64_t slots, uint64_t slot_bytes)
 slot_pool::~slot_pool() = default;
 
 std::shared_ptr<slot_pool> slot_pool::make(int64_t slots, uint64_t slot_bytes) {
-  return std::shared_ptr<slot_pool>(new slot_pool(slots, slot_bytes));
+  return make(slots, slot_bytes, nullptr);
+}
+
+std::shared_ptr<slot_pool> slot_pool::make(int64_t slots,
+                                           uint64_t slot_bytes,
+                                           std::unique_ptr<slot_memory> memory) {
+  return std::shared_ptr<slot_pool>(new slot_pool(slots, slot_bytes, std::move(memory)));
 }
 
 std::optional<slot_lease> slot_pool::try_acquire() {
@@ -67,6 +77,7 @@ std::optional<slot_lease> slot_pool::try_acquire() {
 }
 
 void slot_pool::give_back(int64_t slot, uint64_t generation) {
+  if (memory_) memory_->leave(slot);
   const std::lock_guard guard(state_->mutex);
   DFLASH_CHECK(state_->generations[static_cast<size_t>(slot)] == generation,
                "a lease outlived its slot",

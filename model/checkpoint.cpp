@@ -1,5 +1,6 @@
 #include "model/checkpoint.hpp"
 
+#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "data/safetensors.hpp"
+#include "device/lane_streams.hpp"
 #include "model/checkpoint_retention.hpp"
 
 namespace dflash {
@@ -323,9 +325,11 @@ void load_checkpoint(const fs::path& folder,
                               stored.shape_text(),
                               fmt::format("[{}]", fmt::join(tensor.sizes(), ", "))),
                   file.path().string());
-    DFLASH_CHECK(tensor.is_contiguous() && tensor.is_cpu(), "a master or moment in memory", name);
+    DFLASH_CHECK(tensor.is_contiguous(), "a master or moment in one piece", name);
     const auto bytes = file.bytes(stored);
-    std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+    const at::Tensor here = tensor.is_cpu() ? tensor : at::empty_like(tensor, at::kCPU);
+    std::memcpy(here.mutable_data_ptr(), bytes.data(), bytes.size());
+    if (!tensor.is_cpu()) tensor.copy_(here);
   }
   if (file.tensors().size() != wanted.size()) {
     std::set<std::string> known;
@@ -336,6 +340,7 @@ void load_checkpoint(const fs::path& folder,
   }
   trainer.state().set_updates(state.updates);
   trainer.refresh_compute();
+  wait_for(trainer.flat_masters().device());
 }
 
 std::optional<checkpoint_state> load_newest_checkpoint(const fs::path& checkpoints,

@@ -4,7 +4,6 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -13,16 +12,10 @@
 #include <algorithm>
 
 #include "config/error.hpp"
+#include "device/upload.hpp"
 
 namespace dflash {
 namespace {
-
-at::Tensor int_tensor(const std::vector<int32_t>& v) {
-  return at::from_blob(const_cast<int32_t*>(v.data()),
-                       {static_cast<int64_t>(v.size())},
-                       at::TensorOptions().dtype(at::kInt))
-      .clone();
-}
 
 // Two neighbours in a flat buffer as one matrix [ra + rb, n].
 at::Tensor joined(const at::Tensor& a, const at::Tensor& b) {
@@ -121,10 +114,10 @@ pass_plan plan_pass(const drafter_config& c, const batch& tokens, const at::Devi
     context[t] = static_cast<int32_t>(t) - tokens.doc_offsets[doc];
     plan.positions = std::max<int64_t>(plan.positions, context[t] + 1);
   }
-  plan.block_ids = int_tensor(ids).to(device);
-  plan.block_positions = int_tensor(positions).to(device);
-  plan.query_positions = int_tensor(queries).to(device);
-  plan.context_positions = int_tensor(context).to(device);
+  plan.block_ids = upload(ids, device);
+  plan.block_positions = upload(positions, device);
+  plan.query_positions = upload(queries, device);
+  plan.context_positions = upload(context, device);
   return plan;
 }
 

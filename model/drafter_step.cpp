@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "config/error.hpp"
+#include "device/lane_streams.hpp"
 #include "model/draft_vocab.hpp"
 #include "model/drafter_pass.hpp"
 #include "model/head_loss.hpp"
@@ -76,6 +77,7 @@ struct drafter_trainer::implementation {
         optim, std::move(parameters), total_steps, type == at::kBFloat16);
     optim_state->refresh_compute();
     body = std::make_unique<drafter_body>(config, compute);
+    wait_for(flat.device());  // another thread is going to train
   }
 
   step_sums run(const drafter_input& input,

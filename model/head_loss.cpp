@@ -1,10 +1,11 @@
 #include "model/head_loss.hpp"
 
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "config/error.hpp"
 #include "device/kernels/loss_rows.hpp"
 #include "device/kernels/norms.hpp"
+#include "device/upload.hpp"
 #include "model/draft_vocab.hpp"
 
 namespace dflash {
@@ -27,18 +29,12 @@ namespace {
 // the product (128 are not, 256 are no faster).
 constexpr int64_t chunk_rows = 192;
 
-at::Tensor ids_tensor(std::span<const int32_t> ids, const at::Device& device) {
-  return at::from_blob(const_cast<int32_t*>(ids.data()),
-                       {static_cast<int64_t>(ids.size())},
-                       at::TensorOptions().dtype(at::kInt))
-      .to(device);
-}
+// Elements of one chunk's logits on a device, where there is no cache to stay in: as many rows as
+// keep it busy, few enough that the fp32 temporaries of the plain form (0.5 GB each) fit.
+constexpr int64_t device_chunk = int64_t{1} << 27;
 
-at::Tensor float_tensor(std::span<const float> values, const at::Device& device) {
-  return at::from_blob(const_cast<float*>(values.data()),
-                       {static_cast<int64_t>(values.size())},
-                       at::TensorOptions().dtype(at::kFloat))
-      .to(device);
+int64_t rows_of_chunk(const at::Device& device, int64_t vocab) {
+  return device.is_cpu() ? chunk_rows : std::max<int64_t>(64, device_chunk / vocab / 64 * 64);
 }
 
 // Values of all slots of a batch, [A (B-1)]; rank -1 where not supervised.
@@ -99,6 +95,15 @@ void add_blocks(step_sums& s,
   }
 }
 
+// All of a chunk in one tensor, so that it comes to the host at once. A rank is below 2^24.
+at::Tensor packed(const kernel::loss_row_tensors& r) {
+  std::vector<at::Tensor> lines;
+  for (const at::Tensor& term : r.term)
+    lines.push_back(term.defined() ? term.to(at::kFloat) : at::zeros_like(r.rank, at::kFloat));
+  lines.push_back(r.rank.to(at::kFloat));
+  return at::stack(lines);
+}
+
 }  // namespace
 
 head_loss::head_loss(packed_linear head,
@@ -117,9 +122,8 @@ head_loss::head_loss(packed_linear head,
       logit_cap_(logit_cap) {}
 
 at::Tensor head_loss::teacher_logits(const at::Tensor& last_hidden,
-                                     std::span<const int32_t> positions) const {
-  const at::Tensor raw =
-      at::index_select(last_hidden, 0, ids_tensor(positions, last_hidden.device()));
+                                     const at::Tensor& positions) const {
+  const at::Tensor raw = at::index_select(last_hidden, 0, positions);
   at::Tensor normed = at::empty_like(raw);
   kernel::rms_norm(normed, raw, final_norm_, rms_eps_);
   at::Tensor logits = head_(normed);
@@ -144,7 +148,9 @@ std::vector<bool> head_loss::label_outside(std::vector<int32_t>& label,
     std::vector<int32_t> at;
     for (const size_t i : part) at.push_back(positions[i]);
     const at::Tensor best =
-        at::argmax(teacher_logits(last_hidden, at), 1).to(at::kCPU).contiguous();
+        at::argmax(teacher_logits(last_hidden, upload(at, last_hidden.device())), 1)
+            .to(at::kCPU)
+            .contiguous();
     for (size_t i = 0; i < part.size(); ++i)
       label[part[i]] = static_cast<int32_t>(best.const_data_ptr<int64_t>()[i]);
   }
@@ -176,7 +182,8 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
     weight.push_back(plan.weight[static_cast<size_t>(i)]);
   }
   const std::vector<bool> outside = label_outside(label, teacher, last_hidden);
-  const at::Tensor ids = ids_tensor(rows, hidden.device());
+  const at::Device device = hidden.device();
+  const at::Tensor ids = upload(rows, device);
   const at::Tensor input = all ? hidden : at::index_select(hidden, 0, ids);
   at::Tensor d_input = gradient ? at::empty_like(input) : at::Tensor();
   slot_values values;
@@ -184,28 +191,54 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
   for (size_t t = 0; t < values.term.size(); ++t)
     if (t == 0 || terms_.factor[t] != 0) values.term[t].assign(slots, 0.0f);  // ce always
   const int64_t total = static_cast<int64_t>(rows.size());
-  for (int64_t first = 0; first < total; first += chunk_rows) {
-    const int64_t n = std::min(chunk_rows, total - first);
+  const auto read = [&](size_t row, size_t term, float value) {
+    if (!values.term[term].empty()) values.term[term][static_cast<size_t>(rows[row])] = value;
+  };
+  // The data's token is what decoding would commit: a stand-in for it is never a hit.
+  const auto read_rank = [&](size_t row, int32_t rank) {
+    values.rank[static_cast<size_t>(rows[row])] =
+        outside[row] ? std::numeric_limits<int32_t>::max() : rank;
+  };
+  const at::Tensor teacher_rows = taught ? upload(teacher, device) : at::Tensor();
+  at::Tensor label_rows, weight_rows;  // of a device
+  if (!device.is_cpu()) {
+    label_rows = upload(label, device).to(at::kLong);
+    weight_rows = upload(weight, device);
+  }
+  std::vector<at::Tensor> found;  // on a device, per chunk: [terms + 1, n], the rank last
+  const int64_t most = rows_of_chunk(device, head_.weight().size(0));
+  for (int64_t first = 0; first < total; first += most) {
+    const int64_t n = std::min(most, total - first);
     const size_t at = static_cast<size_t>(first), count = static_cast<size_t>(n);
     at::Tensor target_logits;
     if (taught) {
-      target_logits = teacher_logits(last_hidden, std::span(teacher).subspan(at, count));
+      target_logits = teacher_logits(last_hidden, teacher_rows.narrow(0, first, n));
       timer.mark("head.teacher");
     }
     at::Tensor logits = head_(input.narrow(0, first, n));
     timer.mark("head.product");
-    const kernel::loss_row_results r = kernel::loss_rows(logits,
-                                                         target_logits,
-                                                         std::span(label).subspan(at, count),
-                                                         std::span(weight).subspan(at, count),
-                                                         terms_,
-                                                         gradient);
-    for (size_t i = 0; i < count; ++i) {
-      const size_t slot = static_cast<size_t>(rows[at + i]);
-      for (size_t t = 0; t < values.term.size(); ++t)
-        if (!values.term[t].empty()) values.term[t][slot] = r.term[t][i];
-      // The data's token is what decoding would commit: a stand-in for it is never a hit.
-      values.rank[slot] = outside[at + i] ? std::numeric_limits<int32_t>::max() : r.rank[i];
+    if (device.is_cpu()) {
+      const kernel::loss_row_results r = kernel::loss_rows(logits,
+                                                           target_logits,
+                                                           std::span(label).subspan(at, count),
+                                                           std::span(weight).subspan(at, count),
+                                                           terms_,
+                                                           gradient);
+      for (size_t i = 0; i < count; ++i) {
+        for (size_t t = 0; t < r.term.size(); ++t) read(at + i, t, r.term[t][i]);
+        read_rank(at + i, r.rank[i]);
+      }
+    } else {
+      at::Tensor g;
+      const kernel::loss_row_tensors r =
+          kernel::loss_rows_on_device(logits,
+                                      target_logits,
+                                      label_rows.narrow(0, first, n),
+                                      weight_rows.narrow(0, first, n),
+                                      terms_,
+                                      gradient ? &g : nullptr);
+      if (gradient) logits.copy_(g);
+      found.push_back(packed(r));
     }
     timer.mark("head.rows");
     if (!gradient) continue;
@@ -215,6 +248,14 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
     at::mm_out(d, logits, head_.weight());
     timer.mark("head.back");
   }
+  if (!found.empty()) {  // the only wait of the host
+    const at::Tensor all_found = at::cat(found, 1).to(at::kCPU);
+    const float* const p = all_found.const_data_ptr<float>();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      for (size_t t = 0; t < kernel::loss_term_count; ++t) read(i, t, p[t * rows.size() + i]);
+      read_rank(i, static_cast<int32_t>(p[kernel::loss_term_count * rows.size() + i]));
+    }
+  }
   values.weight = plan.weight;
   if (weights_.how == slot_weights::kind::dpace) {
     // Weights come from the losses themselves; gradients are linear in them, so that they can be
@@ -222,7 +263,7 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
     values.weight = dpace_weights(plan, values.term[0], weights_.alpha);
     for (size_t i = 0; i < rows.size(); ++i)
       weight[i] = values.weight[static_cast<size_t>(rows[i])];
-    if (gradient) d_input.mul_(float_tensor(weight, hidden.device()).unsqueeze(1));
+    if (gradient) d_input.mul_(upload(weight, device).unsqueeze(1));
   }
   result out;
   out.sums.hits_at.assign(static_cast<size_t>(block_size_), 0);

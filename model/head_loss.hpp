@@ -46,8 +46,8 @@ public:
   at::Tensor logits(const at::Tensor& hidden) const { return head_(hidden); }
 
 private:
-  at::Tensor teacher_logits(const at::Tensor& last_hidden,
-                            std::span<const int32_t> positions) const;
+  // positions [n] int32 -> [n, V].
+  at::Tensor teacher_logits(const at::Tensor& last_hidden, const at::Tensor& positions) const;
   // Gives each label that is outside_draft the target's best draft token, as in speculators;
   // returns which ones they were.
   std::vector<bool> label_outside(std::vector<int32_t>& label,

@@ -41,9 +41,9 @@ update_report optimizer::apply(const std::vector<at::Tensor>& gradients,
   update_report report;
   const double factor = schedule_factor(options_, step, total_steps_);
   report.lr = options_.lr * factor;
-  double squares = 0;
-  for (const at::Tensor& g : gradients) squares += kernel::sum_of_squares(g);
-  report.grad_norm = weight_sum > 0 ? std::sqrt(squares) / weight_sum : 0;
+  kernel::square_sum squares;
+  for (const at::Tensor& g : gradients) kernel::add_squares(g, squares);
+  report.grad_norm = weight_sum > 0 ? std::sqrt(squares.value()) / weight_sum : 0;
   // fp32 partial sums may overflow where the norm itself would not: such a step is lost as well.
   if (skip || !(weight_sum > 0) || !std::isfinite(weight_sum) || !std::isfinite(report.grad_norm)) {
     report.skipped = true;
@@ -53,31 +53,36 @@ update_report optimizer::apply(const std::vector<at::Tensor>& gradients,
   // torch.nn.utils.clip_grad_norm_'s form, its 1e-6 included.
   if (options_.clip > 0) scale *= std::min(1.0, options_.clip / (report.grad_norm + 1e-6));
   ++updates_;
-  double moved = 0;
+  kernel::square_sum moved;
   for (size_t i = 0; i < slots_.size(); ++i)
-    moved += slots_[i].muon ? update_muon(slots_[i], gradients[i], scale, options_.muon_lr * factor)
-                            : update_adamw(slots_[i], gradients[i], scale, report.lr);
-  report.update_norm = std::sqrt(moved);
+    if (slots_[i].muon)
+      update_muon(slots_[i], gradients[i], scale, options_.muon_lr * factor, moved);
+    else
+      update_adamw(slots_[i], gradients[i], scale, report.lr, moved);
+  report.update_norm = std::sqrt(moved.value());
   return report;
 }
 
-double optimizer::update_adamw(slot& s, const at::Tensor& gradient, double scale, double lr) {
-  return kernel::adamw_update(s.p.weight,
-                              s.first,
-                              s.second,
-                              gradient,
-                              s.p.compute,
-                              {.lr = lr,
-                               .beta1 = options_.betas[0],
-                               .beta2 = options_.betas[1],
-                               .eps = 1e-8,
-                               .weight_decay = s.decay ? options_.weight_decay : 0.0,
-                               .gradient_scale = scale,
-                               .updates = updates_});
+void optimizer::update_adamw(
+    slot& s, const at::Tensor& gradient, double scale, double lr, kernel::square_sum& moved) {
+  kernel::adamw_update(s.p.weight,
+                       s.first,
+                       s.second,
+                       gradient,
+                       s.p.compute,
+                       {.lr = lr,
+                        .beta1 = options_.betas[0],
+                        .beta2 = options_.betas[1],
+                        .eps = 1e-8,
+                        .weight_decay = s.decay ? options_.weight_decay : 0.0,
+                        .gradient_scale = scale,
+                        .updates = updates_},
+                       moved);
 }
 
 // torch.optim.Muon with momentum 0.95, nesterov and either adjust_lr_fn.
-double optimizer::update_muon(slot& s, const at::Tensor& gradient, double scale, double lr) {
+void optimizer::update_muon(
+    slot& s, const at::Tensor& gradient, double scale, double lr, kernel::square_sum& moved) {
   constexpr double momentum = 0.95;
   s.first.mul_(momentum).add_(gradient, (1.0 - momentum) * scale);
   at::Tensor nesterov = s.first * momentum;
@@ -90,7 +95,7 @@ double optimizer::update_muon(slot& s, const at::Tensor& gradient, double scale,
   s.p.weight.mul_(1.0 - lr * options_.weight_decay);
   s.p.weight.add_(update, -lr * adjusted);
   if (s.p.compute.defined()) s.p.compute.copy_(s.p.weight);
-  return kernel::sum_of_squares(nesterov.sub_(s.p.weight));
+  kernel::add_squares(nesterov.sub_(s.p.weight), moved);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> optimizer::state() const {

@@ -14,6 +14,10 @@
 
 namespace dflash {
 
+namespace kernel {
+class square_sum;
+}
+
 struct update_report {
   double grad_norm = 0;    // of the divided gradient, before clipping
   double lr = 0;           // AdamW's rate of this step
@@ -60,8 +64,11 @@ private:
     bool decay = false;
     at::Tensor first, second;  // exp_avg or momentum; exp_avg_sq (AdamW)
   };
-  double update_adamw(slot& s, const at::Tensor& gradient, double scale, double lr);
-  double update_muon(slot& s, const at::Tensor& gradient, double scale, double lr);
+  // Add the squares of what they change.
+  void update_adamw(
+      slot& s, const at::Tensor& gradient, double scale, double lr, kernel::square_sum& moved);
+  void update_muon(
+      slot& s, const at::Tensor& gradient, double scale, double lr, kernel::square_sum& moved);
 
   optim_section options_;
   std::vector<slot> slots_;  // [parameter]

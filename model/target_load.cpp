@@ -10,6 +10,7 @@
 #include <array>
 
 #include "config/error.hpp"
+#include "device/lane_streams.hpp"
 #include "model/families/family.hpp"
 #include "model/folder.hpp"
 #include "model/target.hpp"
@@ -222,6 +223,7 @@ std::shared_ptr<const target> target::load(const std::filesystem::path& path,
   model->rope_ = make_rope(c.rope, c.rotary_dims());
   model->sliding_rope_ = make_rope(c.sliding_rope, c.rotary_dims());
   model->content_hash_ = folder.content_hash();
+  wait_for(device);  // other threads are going to use it
   return model;
 }
 

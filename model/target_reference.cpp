@@ -5,7 +5,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv1d.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/linalg_solve_triangular.h>
@@ -18,7 +17,6 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/square.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -28,6 +26,7 @@
 #include <vector>
 
 #include "config/error.hpp"
+#include "device/upload.hpp"
 #include "model/target_experts.hpp"
 #include "model/target_pass.hpp"
 
@@ -51,10 +50,6 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& rope) {
                   wide.narrow(2, 2 * half, rest)},
                  2)
       .to(x.scalar_type());
-}
-
-at::Tensor to_device(std::vector<int64_t> values, at::Device device) {
-  return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(device);
 }
 
 // [length, length], true where row i sees key j: i - window < j <= i.
@@ -235,13 +230,11 @@ target::captured target::capture_reference(std::span<const int32_t> ids,
   for (size_t d = 0; d + 1 < doc_offsets.size(); ++d)
     for (int32_t i = doc_offsets[d]; i < doc_offsets[d + 1]; ++i) positions[i] = i - doc_offsets[d];
   const auto rope_of = [&](layer_kind kind) {
-    auto angles = rope_rows(kind, positions);
-    return at::from_blob(
-               angles.data(), {n, 1, config_.rotary_dims()}, at::TensorOptions().dtype(at::kFloat))
-        .to(device, at::kFloat, false, true);
+    return upload(std::span<const float>(rope_rows(kind, positions)), device)
+        .view({n, 1, config_.rotary_dims()});
   };
   const at::Tensor rope[] = {rope_of(layer_kind::full), rope_of(layer_kind::sliding)};
-  auto residual = at::index_select(embedding_, 0, to_device({ids.begin(), ids.end()}, device));
+  auto residual = at::index_select(embedding_, 0, upload(ids, device));
   if (config_.embedding_scale != 1) residual = residual.mul(embedding_scale(config_, dtype_));
   captured out;
   out.taps.resize(taps.size());

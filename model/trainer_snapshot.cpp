@@ -25,7 +25,7 @@ trainer_snapshot blank_snapshot(
     const std::vector<std::pair<std::string, std::vector<int64_t>>>& moments) {
   trainer_snapshot into;
   into.config = config;
-  if (!into.config.draft_ids.empty()) into.head = head;
+  if (!into.config.draft_ids.empty()) into.head = head.to(at::kCPU);
   const auto flat_copy = [&](const std::string& prefix, drafter_weights& views) {
     const auto options = at::TensorOptions().dtype(at::kFloat);
     views = view_drafter_weights(into.config,

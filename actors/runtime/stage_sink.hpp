@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "actors/runtime/mailbox_stats.hpp"
+#include "device/devices.hpp"
 #include "device/stage_timer.hpp"
 #include "messages/actors.hpp"
 
@@ -23,6 +24,12 @@ public:
     if (!on) return;
     timer_->turn_on();
     stats.keep_waits();
+  }
+
+  // In the lane's thread, once it uses the device: times are the device's.
+  void time(c10::Device device) {
+    if (!is_on()) return;
+    if (auto clock = clock_of(device)) timer_->use(std::move(*clock));
   }
 
   // In each new set of links; an invalid handle: the profiler is down.

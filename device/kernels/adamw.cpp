@@ -141,16 +141,25 @@ bool plain(const at::Tensor& t) {
 
 }  // namespace
 
-double adamw_update(at::Tensor& weight,
-                    at::Tensor& exp_avg,
-                    at::Tensor& exp_avg_sq,
-                    const at::Tensor& gradient,
-                    at::Tensor& compute,
-                    const adamw_options& o) {
+void square_sum::add(const at::Tensor& value) {
+  device_ = device_.defined() ? device_ + value : value;
+}
+
+double square_sum::value() const {
+  return host_ + (device_.defined() ? device_.item().toDouble() : 0.0);
+}
+
+void adamw_update(at::Tensor& weight,
+                  at::Tensor& exp_avg,
+                  at::Tensor& exp_avg_sq,
+                  const at::Tensor& gradient,
+                  at::Tensor& compute,
+                  const adamw_options& o,
+                  square_sum& moved) {
   const bool bf16 = compute.defined() && compute.scalar_type() == at::kBFloat16;
   if (!plain(weight) || !plain(exp_avg) || !plain(exp_avg_sq) || !plain(gradient) ||
       (compute.defined() && (!compute.is_contiguous() || (!bf16 && !plain(compute)))))
-    return adamw_update_reference(weight, exp_avg, exp_avg_sq, gradient, compute, o);
+    return adamw_update_reference(weight, exp_avg, exp_avg_sq, gradient, compute, o, moved);
   const double t = static_cast<double>(o.updates);
   const adamw_constants k{
       .keep = static_cast<float>(1.0 - o.lr * o.weight_decay),
@@ -164,22 +173,23 @@ double adamw_update(at::Tensor& weight,
   float* m = exp_avg.data_ptr<float>();
   float* v = exp_avg_sq.data_ptr<float>();
   const float* g = gradient.const_data_ptr<float>();
-  return sum_over_chunks(weight.numel(), [&](int64_t i, int64_t n) {
+  moved.add(sum_over_chunks(weight.numel(), [&](int64_t i, int64_t n) {
     const size_t count = static_cast<size_t>(n);
     if (bf16)
       return HWY_DYNAMIC_DISPATCH(adamw_b)(
           p + i, m + i, v + i, g + i, compute.data_ptr<BFloat16>() + i, count, k);
     float* copy = compute.defined() ? compute.data_ptr<float>() + i : nullptr;
     return HWY_DYNAMIC_DISPATCH(adamw_f)(p + i, m + i, v + i, g + i, copy, count, k);
-  });
+  }));
 }
 
-double adamw_update_reference(at::Tensor& weight,
-                              at::Tensor& exp_avg,
-                              at::Tensor& exp_avg_sq,
-                              const at::Tensor& gradient,
-                              at::Tensor& compute,
-                              const adamw_options& o) {
+void adamw_update_reference(at::Tensor& weight,
+                            at::Tensor& exp_avg,
+                            at::Tensor& exp_avg_sq,
+                            const at::Tensor& gradient,
+                            at::Tensor& compute,
+                            const adamw_options& o,
+                            square_sum& moved) {
   const double t = static_cast<double>(o.updates);
   const at::Tensor g = gradient * o.gradient_scale;
   const at::Tensor before = weight.clone();
@@ -190,19 +200,19 @@ double adamw_update_reference(at::Tensor& weight,
       exp_avg_sq.sqrt().mul_(1.0 / std::sqrt(1.0 - std::pow(o.beta2, t))).add_(o.eps);
   weight.sub_(exp_avg / denominator * (o.lr / (1.0 - std::pow(o.beta1, t))));
   if (compute.defined()) compute.copy_(weight);
-  return sum_of_squares_reference(weight - before);
+  add_squares_reference(weight - before, moved);
 }
 
-double sum_of_squares(const at::Tensor& t) {
-  if (!plain(t)) return sum_of_squares_reference(t);
+void add_squares(const at::Tensor& t, square_sum& into) {
+  if (!plain(t)) return add_squares_reference(t, into);
   const float* x = t.const_data_ptr<float>();
-  return sum_over_chunks(t.numel(), [&](int64_t i, int64_t n) {
+  into.add(sum_over_chunks(t.numel(), [&](int64_t i, int64_t n) {
     return HWY_DYNAMIC_DISPATCH(squares_chunk)(x + i, static_cast<size_t>(n));
-  });
+  }));
 }
 
-double sum_of_squares_reference(const at::Tensor& t) {
-  return (t * t).sum(at::kDouble).item().toDouble();
+void add_squares_reference(const at::Tensor& t, square_sum& into) {
+  into.add((t * t).sum(at::kDouble));
 }
 
 }  // namespace dflash::kernel

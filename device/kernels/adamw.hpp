@@ -15,23 +15,38 @@ struct adamw_options {
   uint64_t updates = 1;  // this one included: bias correction
 };
 
-// All fp32, contiguous, of one size; gradient is only read. compute: undefined, or a copy of weight
-// in fp32 or bf16 to refresh. Returns the sum of squares of the weight's change.
-double adamw_update(at::Tensor& weight,
-                    at::Tensor& exp_avg,
-                    at::Tensor& exp_avg_sq,
-                    const at::Tensor& gradient,
-                    at::Tensor& compute,
-                    const adamw_options& options);
-double adamw_update_reference(at::Tensor& weight,
-                              at::Tensor& exp_avg,
-                              at::Tensor& exp_avg_sq,
-                              const at::Tensor& gradient,
-                              at::Tensor& compute,
-                              const adamw_options& options);
+// A sum over many tensors, in double. What a device adds stays there until somebody asks: one wait
+// of the host for all.
+class square_sum {
+public:
+  void add(double value) { host_ += value; }
+  void add(const at::Tensor& value);  // 0-dim fp64
+  double value() const;
 
-// Sum of squares of a contiguous fp32 tensor; fp32 in lanes, double between chunks.
-double sum_of_squares(const at::Tensor& t);
-double sum_of_squares_reference(const at::Tensor& t);
+private:
+  double host_ = 0;
+  at::Tensor device_;
+};
+
+// All fp32, contiguous, of one size; gradient is only read. compute: undefined, or a copy of weight
+// in fp32 or bf16 to refresh. Adds the squares of the weight's change.
+void adamw_update(at::Tensor& weight,
+                  at::Tensor& exp_avg,
+                  at::Tensor& exp_avg_sq,
+                  const at::Tensor& gradient,
+                  at::Tensor& compute,
+                  const adamw_options& options,
+                  square_sum& moved);
+void adamw_update_reference(at::Tensor& weight,
+                            at::Tensor& exp_avg,
+                            at::Tensor& exp_avg_sq,
+                            const at::Tensor& gradient,
+                            at::Tensor& compute,
+                            const adamw_options& options,
+                            square_sum& moved);
+
+// Adds the squares of a contiguous fp32 tensor; fp32 in lanes, double between chunks.
+void add_squares(const at::Tensor& t, square_sum& into);
+void add_squares_reference(const at::Tensor& t, square_sum& into);
 
 }  // namespace dflash::kernel

@@ -33,18 +33,20 @@ block_view view_of(const attention_layout& l, const attention_input& in, int64_t
   const auto keys = [&](const at::Tensor& c, const at::Tensor& own) {
     return at::cat({wide(c.narrow(0, first, context)), wide(own.narrow(0, a * b, b))}, 0);
   };
-  at::Tensor mask = at::zeros({l.queries(), context + b}, at::kBool);
-  for (int64_t r = 0; r < l.queries(); ++r) {
-    const int64_t k = l.first_slot + r;
-    bool* row = mask.data_ptr<bool>() + r * (context + b);
-    for (int64_t t = l.first_key(a, k); t < l.anchor[i]; ++t) row[t - first] = true;
-    for (int64_t j = 0; j < b; ++j) row[context + j] = l.sees_slot(k, j);
-  }
+  // attention_layout::first_key and sees_slot as one rule on the distance of key and query, made
+  // where it is used. The context lies before slot 0.
+  const auto numbers = [&](int64_t from, int64_t to) {
+    return at::arange(from, to, in.q.options().dtype(at::kLong));
+  };
+  const at::Tensor distance =
+      numbers(-context, b).unsqueeze(0) - numbers(l.first_slot, b).unsqueeze(1);
+  at::Tensor mask = l.causal ? distance.le(0) : distance.lt(l.window > 0 ? l.window : b);
+  if (l.window > 0) mask = mask.logical_and(distance.gt(-l.window));
   return {.q = wide(in.q.narrow(0, a * l.queries(), l.queries()))
                    .reshape({l.queries(), l.kv_heads, l.heads / l.kv_heads, l.head_dim}),
           .k = keys(in.context_k, in.block_k),
           .v = keys(in.context_v, in.block_v),
-          .mask = mask.to(in.q.device()),
+          .mask = mask,
           .first = first,
           .context = context};
 }

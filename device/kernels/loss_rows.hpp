@@ -63,7 +63,21 @@ loss_row_results loss_rows(at::Tensor& logits,
                            const loss_factors& factors,
                            bool gradient);
 
-// The same by ATen operators; returns the gradient through `gradient_out` if it is not null. fp64
+// What loss_rows finds, left where it was computed.
+struct loss_row_tensors {
+  std::array<at::Tensor, loss_term_count> term;  // [n], undefined where the term is not computed
+  at::Tensor rank;                               // [n] int64
+};
+// The same by ATen operators on any device, without a wait of the host. labels [n] int64, weights
+// [n] in the type of the computation. The gradient through `gradient_out` if it is not null.
+loss_row_tensors loss_rows_on_device(const at::Tensor& logits,
+                                     const at::Tensor& teacher,
+                                     const at::Tensor& labels,
+                                     const at::Tensor& weights,
+                                     const loss_factors& factors,
+                                     at::Tensor* gradient_out);
+
+// Its results on the host; returns the gradient through `gradient_out` if it is not null. fp64
 // logits are computed in fp64.
 loss_row_results loss_rows_reference(const at::Tensor& logits,
                                      const at::Tensor& teacher,

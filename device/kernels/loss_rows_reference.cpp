@@ -1,7 +1,6 @@
 // ATen form of loss_rows.hpp: any device, and the reference of the kernel's tests.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/logaddexp.h>
 #include <ATen/ops/minimum.h>
@@ -12,14 +11,10 @@
 
 #include "config/error.hpp"
 #include "device/kernels/loss_rows.hpp"
+#include "device/upload.hpp"
 
 namespace dflash::kernel {
 namespace {
-
-at::Tensor to_device(std::span<const int32_t> v, const at::Tensor& like) {
-  return at::from_blob(const_cast<int32_t*>(v.data()), {static_cast<int64_t>(v.size())}, at::kInt)
-      .to(like.device(), at::kLong);
-}
 
 template <class T>
 std::vector<T> to_host(const at::Tensor& t, at::ScalarType type) {
@@ -30,31 +25,27 @@ std::vector<T> to_host(const at::Tensor& t, at::ScalarType type) {
 
 }  // namespace
 
-loss_row_results loss_rows_reference(const at::Tensor& logits,
+loss_row_tensors loss_rows_on_device(const at::Tensor& logits,
                                      const at::Tensor& teacher,
-                                     std::span<const int32_t> labels,
-                                     std::span<const float> weights,
+                                     const at::Tensor& labels,
+                                     const at::Tensor& weights,
                                      const loss_factors& factors,
                                      at::Tensor* gradient_out) {
   DFLASH_CHECK(teacher.defined() || !factors.teacher(), "a term needs the teacher's logits");
   const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor z = logits.to(wide);
-  const at::Tensor y = to_device(labels, logits).unsqueeze(1);
-  const at::Tensor w =
-      at::from_blob(
-          const_cast<float*>(weights.data()), {static_cast<int64_t>(weights.size())}, at::kFloat)
-          .to(logits.device(), wide);
+  const at::Tensor y = labels.unsqueeze(1), &w = weights;
   const at::Tensor alive = w.ne(0);
   const at::Tensor lq = at::log_softmax(z, 1), q = lq.exp();
   const at::Tensor zy = z.gather(1, y);
   const at::Tensor ids = at::arange(z.size(1), y.options()).unsqueeze(0);
   const at::Tensor beats = z.gt(zy).logical_or(z.eq(zy).logical_and(ids.lt(y)));
   const at::Tensor rank = beats.sum(1).masked_fill(alive.logical_not(), -1);
-  loss_row_results out;
+  loss_row_tensors out;
   at::Tensor g = at::zeros_like(z);
   // value [n] and gradient [n, V] of one term
   const auto add = [&](loss_term t, const at::Tensor& value, const at::Tensor& gradient) {
-    out.term[index_of(t)] = to_host<float>(value.where(alive, at::zeros_like(value)), at::kFloat);
+    out.term[index_of(t)] = value.where(alive, at::zeros_like(value));
     g.add_(gradient, factors.of(t));
   };
   const auto own = [](const at::Tensor& value) { return value.unsqueeze(1); };
@@ -100,8 +91,30 @@ loss_row_results loss_rows_reference(const at::Tensor& logits,
     }
   }
   if (gradient_out) *gradient_out = g * w.unsqueeze(1);
-  out.rank = to_host<int32_t>(rank, at::kInt);
-  for (std::vector<float>& values : out.term) values.resize(weights.size());
+  out.rank = rank;
+  return out;
+}
+
+loss_row_results loss_rows_reference(const at::Tensor& logits,
+                                     const at::Tensor& teacher,
+                                     std::span<const int32_t> labels,
+                                     std::span<const float> weights,
+                                     const loss_factors& factors,
+                                     at::Tensor* gradient_out) {
+  const auto device = logits.device();
+  const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const loss_row_tensors r = loss_rows_on_device(logits,
+                                                 teacher,
+                                                 upload(labels, device).to(at::kLong),
+                                                 upload(weights, device).to(wide),
+                                                 factors,
+                                                 gradient_out);
+  loss_row_results out;
+  out.rank = to_host<int32_t>(r.rank, at::kInt);
+  for (size_t t = 0; t < r.term.size(); ++t) {
+    if (r.term[t].defined()) out.term[t] = to_host<float>(r.term[t], at::kFloat);
+    out.term[t].resize(weights.size());
+  }
   return out;
 }
 

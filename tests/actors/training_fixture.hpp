@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,14 +46,19 @@ struct layout {
   uint64_t keep_bytes = 0;
   uint64_t budget = 0;
   uint64_t save_every = 0;
+  // Of each lane; beyond their ends the CPU.
+  std::vector<at::Device> target_devices = {}, drafter_devices = {};
 };
 
 class training {
 public:
   explicit training(layout l, std::filesystem::path folder = {})
       : layout_(l), folder_(std::move(folder)) {
-    static const auto shared = decode_test::tiny_target();
-    model_ = shared;
+    const auto model_of = [](const std::vector<at::Device>& devices, uint32_t lane) {
+      return model_on(lane < devices.size() ? devices[lane] : at::Device(at::kCPU));
+    };
+    parts_.target_devices = l.target_devices;
+    parts_.drafter_devices = l.drafter_devices;
     config_ = decode_test::tiny_drafter_config(4);
     parts_.source = std::make_shared<const batch_source>(token_set(text()), row_tokens, anchors, 3);
     parts_.plan.emplace(parts_.source->rows(), 1, l.drafters, l.accumulation, l.steps);
@@ -80,10 +86,11 @@ public:
                                                             loss,
                                                             optim,
                                                             decode_test::tiny_drafter(config_),
-                                                            model_,
+                                                            model_of(l.drafter_devices, i),
                                                             compute_dtype::fp32,
                                                             parts_.plan->total_steps()));
-    for (uint32_t i = 0; i < l.targets; ++i) parts_.targets.push_back(capture());
+    for (uint32_t i = 0; i < l.targets; ++i)
+      parts_.targets.push_back(capture(model_of(l.target_devices, i)));
     if (l.read)
       parts_.read_hidden = [make = capture()](const batch& b, std::vector<at::Tensor>& into) {
         into = make(b);
@@ -97,9 +104,17 @@ public:
         [this](const save_request& r, const trainer_snapshot& copy) { save(r, copy); });
   }
 
-  capture_function capture() {
-    return [this](const batch& b) {
-      auto c = model_->capture(b.input_ids, b.doc_offsets, config_.taps, layout_.kl);
+  static std::shared_ptr<const target> model_on(at::Device device) {
+    static std::map<std::string, std::shared_ptr<const target>> shared;
+    auto& model = shared[device.str()];
+    if (!model)
+      model = decode_test::tiny_target(compute_dtype::fp32, -1, decode_test::tiny_vocab, device);
+    return model;
+  }
+
+  capture_function capture(std::shared_ptr<const target> model = model_on(at::kCPU)) {
+    return [this, model = std::move(model)](const batch& b) {
+      auto c = model->capture(b.input_ids, b.doc_offsets, config_.taps, layout_.kl);
       if (layout_.kl) c.taps.push_back(c.last_hidden);
       return c.taps;
     };
@@ -168,7 +183,6 @@ private:
 
   layout layout_;
   std::filesystem::path folder_;
-  std::shared_ptr<const target> model_;
   drafter_config config_;
   std::vector<std::shared_ptr<drafter_trainer>> trainers_;
   pipeline_parts parts_;

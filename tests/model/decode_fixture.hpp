@@ -90,12 +90,13 @@ inline void write_tiny_target(const std::filesystem::path& folder,
 
 inline std::shared_ptr<const target> tiny_target(compute_dtype dtype = compute_dtype::fp32,
                                                  int64_t eos = -1,
-                                                 int64_t vocab = tiny_vocab) {
+                                                 int64_t vocab = tiny_vocab,
+                                                 at::Device device = at::kCPU) {
   // Products this small gain nothing from threads, and lose much on a busy machine.
   at::set_num_threads(1);
   const scratch_folder folder;
   write_tiny_target(folder.path(), eos, vocab);
-  return target::load(folder.path(), dtype);
+  return target::load(folder.path(), dtype, device);
 }
 
 /// Two layers (the second may slide), taps 1 and 2; its own position limit is half the target's.

@@ -1,0 +1,39 @@
+#include "device/devices.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#ifdef DFLASH_WITH_CUDA
+#include "device/cuda/device_name.hpp"
+#include "device/cuda/stage_clock.hpp"
+#endif
+
+namespace dflash {
+
+bool built_with_cuda() {
+#ifdef DFLASH_WITH_CUDA
+  return true;
+#else
+  return false;
+#endif
+}
+
+int cuda_devices() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return 0;
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
+}
+
+std::string device_name([[maybe_unused]] c10::Device device) {
+#ifdef DFLASH_WITH_CUDA
+  if (device.is_cuda()) return cuda::device_name(device.index());
+#endif
+  return {};
+}
+
+std::optional<device_clock> clock_of([[maybe_unused]] c10::Device device) {
+#ifdef DFLASH_WITH_CUDA
+  if (device.is_cuda()) return cuda::make_stage_clock();
+#endif
+  return std::nullopt;
+}
+
+}  // namespace dflash
