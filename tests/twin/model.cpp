@@ -48,7 +48,7 @@ TEST_CASE("a drafter trains on another device as on the CPU", "[twin]") {
     const twin_counts update = twins();
     CHECK(rb.grad_norm == Approx(ra.grad_norm).epsilon(1e-5));
     CHECK(rb.update_norm == Approx(ra.update_norm).epsilon(1e-4));
-    same(b.flat_masters(), a.flat_masters());
+    same(b.flat_masters(), a.flat_masters(), 1e-4);  // Adam divides by small numbers
     // One wait for the sums of the loss (the first batch uploads the table of positions too), two
     // for the norms of gradient and update.
     CHECK(pass.host_waits == (step == 0 ? 3 : 1));
