@@ -49,7 +49,8 @@ const std::vector<key>& table() {
       {"target.path", text_key{AT(target.path)}, "",
        "Hugging Face folder of the target: config.json and safetensors.", free, true},
       {"target.dtype", text_key{AT(target.dtype), {"auto", "bf16", "fp32"}}, "",
-       "Compute type. `auto`: bf16 where the processor has instructions for it, else fp32."},
+       "Compute type. `auto`: bf16 where a lane is a GPU or the processor "
+       "has instructions for it, else fp32."},
 
       {"draft.layers", integer_key{AT(draft.layers), 1, 1024}, "layers",
        "Layers of the drafter."},
