@@ -57,22 +57,21 @@ void progress_line::show(std::string text) {
   const bool now = due();
   text_ = std::move(text);
   printed_ = false;
-  if (now) print();
+  if (now) print(false);
 }
 
 void progress_line::finish() {
-  if (!printed_ || open_) print();
-  if (open_) std::fputc('\n', options_.stream);
+  if (!printed_ || open_) print(true);
   std::fflush(options_.stream);
-  open_ = false;
 }
 
-void progress_line::print() {
+void progress_line::print(bool last) {
   if (terminal_) {
-    // A line that wraps could not be drawn over: cut it one column short.
+    // A line that wraps could not be drawn over: cut it one column short. Its end goes out with it:
+    // a message between the two would wipe the line away.
     const std::string shown = text_.substr(0, columns_of(options_.stream) - 1);
-    std::fprintf(options_.stream, "\r%s\x1b[K", shown.c_str());
-    open_ = true;
+    std::fprintf(options_.stream, "\r%s\x1b[K%s", shown.c_str(), last ? "\n" : "");
+    open_ = !last;
   } else {
     std::fprintf(options_.stream, "%s\n", text_.c_str());
   }

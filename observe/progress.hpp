@@ -42,7 +42,7 @@ public:
   bool due() const;  // whether show() would print now: saves building the text
 
 private:
-  void print();
+  void print(bool last);
 
   progress_options options_;
   bool terminal_;

@@ -94,6 +94,26 @@ TEST_CASE("on a terminal messages and the progress line of another thread stay w
   CHECK(ends == 1);
 }
 
+TEST_CASE("a progress line ends in the write that shows it, so that no message comes between") {
+  std::vector<std::string> writes;
+  const cookie_io_functions_t into{nullptr,
+                                   [](void* list, const char* bytes, size_t size) -> ssize_t {
+                                     static_cast<std::vector<std::string>*>(list)->emplace_back(
+                                         bytes, size);
+                                     return static_cast<ssize_t>(size);
+                                   },
+                                   nullptr,
+                                   nullptr};
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(::fopencookie(&writes, "w", into),
+                                                               &std::fclose);
+  std::setvbuf(stream.get(), nullptr, _IONBF, 0);  // as stderr
+  {
+    progress_line line({.stream = stream.get(), .terminal = true});
+    line.show("step 1");
+  }
+  CHECK(writes == std::vector<std::string>{"\rstep 1\x1b[K", "\rstep 1\x1b[K\n"});
+}
+
 TEST_CASE("into a file a message is plain text") {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::tmpfile(), &std::fclose);
   std::setvbuf(stream.get(), nullptr, _IONBF, 0);
