@@ -72,6 +72,8 @@ tensor_handle copy_to_drafter(postprocess_state& s, const captured& m, slot_memo
 tensor_handle move_to_drafter(postprocess_state& s, const captured& m) {
   if (slot_memory* const memory = m.job.room->memory()) return copy_to_drafter(s, m, *memory);
   std::vector<at::Tensor> tensors = std::move(m.hidden->tensors);
+  // From a device to a drafter on the CPU: the slot keeps its memory, and the host waits.
+  for (at::Tensor& t : tensors) t = t.to(at::kCPU);
   m.hidden.release();
   if (s.options.drafter_dtype != s.options.shape.dtype)
     for (int64_t tap = 0; tap < s.options.shape.taps; ++tap) {

@@ -74,6 +74,29 @@ TEST_CASE("lanes on devices train as lanes on the CPU, and every hand-over is in
   }
 }
 
+TEST_CASE("targets and drafters may be on different kinds of devices", "[twin]") {
+  for (const bool targets_there : {true, false}) {
+    CAPTURE(targets_there);
+    layout l = on_twins(2, 2);
+    (targets_there ? l.drafter_devices : l.target_devices).clear();
+    reset_twins();
+    std::vector<at::Tensor> weights;
+    {
+      training t(l);
+      completes(t);
+      for (const size_t i : {0, 1}) weights.push_back(t.weights(i).to(at::kCPU));
+    }
+    CHECK(at::equal(weights[0], weights[1]));
+    layout here = l;
+    here.target_devices.clear();
+    here.drafter_devices.clear();
+    training plain(here);
+    completes(plain);
+    CHECK(at::allclose(weights[0], plain.weights(), 1e-3, 1e-4));
+    no_faults();
+  }
+}
+
 TEST_CASE("the checker of streams sees a hand-over without its mark", "[twin]") {
   for (const bool marked : {true, false}) {
     reset_twins();
