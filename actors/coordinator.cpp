@@ -50,6 +50,7 @@ void on_start(self_ptr self, const start_run& m) {
     watch_group(self, *m.links, s.groups.size() - 1);
   }
   set_links(self, m.links);
+  begin_watch(self);
   note_evaluations(self, 0);
   apply_patience(self);
   try_evaluation(self);

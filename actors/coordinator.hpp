@@ -112,6 +112,7 @@ struct coordinator_state {
   int64_t slowest_step_ns = 0;
   uint64_t steps_at_tick = 0;
   uint64_t evaluated_at_tick = 0;  // pieces of work that the evaluator has done
+  uint64_t delivered_at_tick = 0;  // batches, before the first commit
   uint32_t quiet_ticks = 0;
 };
 

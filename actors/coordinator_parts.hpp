@@ -72,6 +72,7 @@ void on_ready(self_ptr self, const replica_ready& m);
 
 // coordinator_watch.cpp: a run that stands still.
 void note_commit(self_ptr self);
+void begin_watch(self_ptr self);
 void on_tick(self_ptr self);
 
 }  // namespace dflash::coordination

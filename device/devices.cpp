@@ -4,6 +4,7 @@
 
 #ifdef DFLASH_WITH_CUDA
 #include "device/cuda/device_name.hpp"
+#include "device/cuda/graph_recorder.hpp"
 #include "device/cuda/stage_clock.hpp"
 #endif
 
@@ -34,6 +35,13 @@ std::optional<device_clock> clock_of([[maybe_unused]] c10::Device device) {
   if (device.is_cuda()) return cuda::make_stage_clock();
 #endif
   return std::nullopt;
+}
+
+record_function recorder_of([[maybe_unused]] c10::Device device) {
+#ifdef DFLASH_WITH_CUDA
+  if (device.is_cuda()) return cuda::make_graph_recorder();
+#endif
+  return {};
 }
 
 }  // namespace dflash

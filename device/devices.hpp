@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "device/recording.hpp"
 #include "device/stage_timer.hpp"
 
 namespace dflash {
@@ -22,5 +23,8 @@ std::string device_name(c10::Device device);
 // For the stages of what the calling thread gives to the device; nothing: the host's clock is
 // right.
 std::optional<device_clock> clock_of(c10::Device device);
+
+// For what the calling thread gives to the device again and again; empty: it records nothing.
+record_function recorder_of(c10::Device device);
 
 }  // namespace dflash

@@ -368,6 +368,29 @@ TEST_CASE("a run that stands still is stopped, and those that cannot end are nam
   CHECK(std::count(stuck.begin(), stuck.end(), "target_forward 0") == 1);
 }
 
+TEST_CASE("a run that never makes a batch is stopped too, later", "[guarantees]") {
+  training t({.targets = 1, .drafters = 1});
+  t.parts().stall_floor = std::chrono::milliseconds(20);  // 60 of them
+  t.parts().stage_deadline = std::chrono::milliseconds(300);
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool over = false;
+  t.parts().targets[0] = [&, capture = t.capture()](const batch& b) {
+    std::unique_lock lock(mutex);
+    wake.wait(lock, [&] { return over; });
+    return capture(b);
+  };
+  const auto result = run_in_time(t, [&] {
+    const std::lock_guard guard(mutex);
+    over = true;
+    wake.notify_all();
+  });
+  CHECK(result.outcome.status == run_status::failed);
+  CHECK_THAT(result.outcome.reason,
+             Catch::StartsWith("nothing was committed for 1.20 s, and no batch"));
+  CHECK(result.outcome.steps == 0);
+}
+
 TEST_CASE("a checkpoint that takes long is no stall") {
   training t({.targets = 1, .drafters = 1, .steps = 6, .save_every = 3});
   t.parts().stall_floor = std::chrono::milliseconds(200);

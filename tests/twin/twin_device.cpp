@@ -17,7 +17,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -42,6 +44,9 @@ struct memory_block {
   moments read;          // last by each stream
 };
 
+// What this thread gives to twins while it records, to be done again; null: it does not record.
+thread_local std::vector<std::function<void()>>* recorded = nullptr;
+
 struct world {
   std::mutex mutex;
   std::map<stream_key, moments> clocks;
@@ -59,6 +64,9 @@ struct world {
   void fault(const std::string& what) {
     if (counts.faults.size() < 20) counts.faults.push_back(what);
   }
+  void not_in_a_recording(const std::string& what) {
+    if (recorded != nullptr) fault(what + " in a recording");
+  }
   static std::string name(stream_key s) {
     return "stream " + std::to_string(s.second) + " of twin " + std::to_string(s.first);
   }
@@ -74,6 +82,7 @@ struct world {
     return tick == 0 || (found != clock.end() && found->second >= tick);
   }
   void wait_for(const moments& clock) {
+    not_in_a_recording("a wait of the host");
     join(host, clock);
     ++counts.host_waits;
   }
@@ -348,6 +357,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool async) {
       const moments& clock = w.step(s);
       if (here) w.read(block_of(from), s, clock, "a copy");
       if (there) w.write(block_of(to), s, clock, "a copy");
+      if (here != there) w.not_in_a_recording("a copy from or to the host");
       const at::Tensor& host = here ? to : from;
       const bool pinned = here && there ? false : w.pinned.count(host.storage().data()) > 0;
       if (here != there && (!async || (here && !pinned))) {
@@ -357,6 +367,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool async) {
     }
   }
   as_cpu(to).copy_(as_cpu(from));
+  if (recorded != nullptr) recorded->push_back([=] { copy_from(from, to, async); });
   return to;
 }
 
@@ -379,8 +390,8 @@ struct operand {
   bool written = false;
 };
 
-// Everything else: by the CPU's operator, in place.
-void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+// By the CPU's operator, in place.
+void call_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const std::string name = schema.name();
   const size_t count = schema.arguments().size();
@@ -481,6 +492,37 @@ void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+// The operator once more, into the results that it had the first time.
+void call_again(const c10::OperatorHandle& op,
+                const std::vector<c10::IValue>& given,
+                const std::vector<c10::IValue>& results) {
+  torch::jit::Stack stack(given.begin(), given.end());
+  call_cpu(op, &stack);
+  const auto renew = [](const at::Tensor& old, const at::Tensor& fresh) {
+    if (is_twin(old) && !old.is_same(fresh)) copy_from(fresh, old, true);
+  };
+  for (size_t r = 0; r < results.size(); ++r) {
+    if (results[r].isTensor()) renew(results[r].toTensor(), stack[r].toTensor());
+    if (!results[r].isTensorList()) continue;
+    const auto old = results[r].toTensorVector(), fresh = stack[r].toTensorVector();
+    for (size_t i = 0; i < old.size(); ++i) renew(old[i], fresh[i]);
+  }
+}
+
+// Every operator that is not registered below.
+void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (recorded == nullptr) {
+    call_cpu(op, stack);
+    return;
+  }
+  const std::vector<c10::IValue> given(
+      stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack->end());
+  call_cpu(op, stack);
+  const std::vector<c10::IValue> results(
+      stack->end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()), stack->end());
+  recorded->push_back([=] { call_again(op, given, results); });
+}
+
 const bool registered = [] {
   c10::register_privateuse1_backend("twin");
   c10::SetAllocator(c10::DeviceType::PrivateUse1, &device_allocator());
@@ -502,6 +544,23 @@ void reset_twins() {
   world& w = world::get();
   const std::lock_guard lock(w.mutex);
   w.counts = {};
+}
+
+record_function twin_recorder() {
+  return [](const std::function<void()>& work) -> std::function<void()> {
+    auto calls = std::make_shared<std::vector<std::function<void()>>>();
+    recorded = calls.get();
+    try {
+      work();
+    } catch (...) {
+      recorded = nullptr;
+      throw;
+    }
+    recorded = nullptr;
+    return [calls] {
+      for (const auto& call : *calls) call();
+    };
+  };
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "device/recording.hpp"
+
 namespace dflash::test {
 
 inline constexpr c10::DeviceIndex twin_count = 4;
@@ -32,5 +34,10 @@ struct twin_counts {
 };
 twin_counts twins();
 void reset_twins();
+
+// Recordings on twins, as CUDA graphs are on GPUs: every operator that the calling thread gives to
+// a twin is kept with its tensors, and done again into the same memory. What a graph cannot hold is
+// a fault: a copy from or to the host, a number that the host reads, a wait.
+record_function twin_recorder();
 
 }  // namespace dflash::test
