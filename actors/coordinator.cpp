@@ -195,6 +195,10 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
               const auto stage = self->state.stages.within("step noted");
               on_noted(self, m);
             },
+            [=](const evaluation_noted& m) {
+              const auto stage = self->state.stages.within("evaluations");
+              on_evaluation_noted(self, m);
+            },
             [=](const restart_group& m) {
               const auto stage = self->state.stages.within("restart");
               on_restart(self, m);

@@ -101,6 +101,7 @@ struct coordinator_state {
   int64_t disk_wait_ns = 0;        // when the go began to wait for the disk; 0: it does not
   int64_t eval_wait_ns = 0;        // for an evaluation
   uint64_t records = 0;            // of evaluations, not on disk yet
+  uint64_t noted_evaluation = 0;   // step of the last one that metrics has written
   std::string last_save_error;     // of the newest save; empty: it is good
   uint32_t last_save_deaths = 0;   // of the checkpointer, with the run's last save
   bool stopping = false;           // on request

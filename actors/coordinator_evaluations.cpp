@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "actors/coordinator_parts.hpp"
@@ -67,6 +68,18 @@ void on_evaluated(self_ptr self, const evaluated& m) {
   try_evaluation(self);
   try_go(self);
   end_if_done(self);
+}
+
+void on_evaluation_noted(self_ptr self, const evaluation_noted& m) {
+  coordinator_state& s = self->state;
+  s.noted_evaluation = std::max(s.noted_evaluation, m.step);
+  end_if_done(self);
+}
+
+// Metrics may be dead, and has to come back for them.
+bool evaluations_are_noted(const coordinator_state& s) {
+  const auto& all = s.saves->history().all();
+  return all.empty() || all.back().step <= s.noted_evaluation || s.is_retired(part::metrics);
 }
 
 void on_recorded(self_ptr self, const record_done& m) {

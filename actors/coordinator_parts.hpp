@@ -23,6 +23,8 @@ void step_is_done(self_ptr self, const step_done& done);
 void on_reduced(self_ptr self, const step_reduced& m);
 void on_committed(self_ptr self, const step_committed& m);
 void on_noted(self_ptr self, const step_noted& m);
+void on_evaluation_noted(self_ptr self, const evaluation_noted& m);
+bool evaluations_are_noted(const coordinator_state& s);
 
 // coordinator_saves.cpp: checkpoints.
 void begin_save(self_ptr self);

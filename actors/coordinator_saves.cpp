@@ -143,6 +143,7 @@ void forget_saves(self_ptr self) {
 void end_if_done(self_ptr self) {
   coordinator_state& s = self->state;
   if (s.going_back || !s.book->finished() || !s.saves->is_idle() || s.records > 0) return;
+  if (!evaluations_are_noted(s)) return;
   if (!s.last_save_error.empty()) {
     shut_down(
         self, run_status::failed, "the last checkpoint could not be saved: " + s.last_save_error);

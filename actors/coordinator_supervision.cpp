@@ -50,6 +50,7 @@ void retire(self_ptr self, supervised_group& group) {
   if (group.id.what != part::metrics) return;
   s.unnoted.clear();
   if (s.saves->is_flushing()) flush_before_save(self);
+  end_if_done(self);
 }
 
 // Those that end and start again together with a group.

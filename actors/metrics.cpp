@@ -218,11 +218,14 @@ void write_evaluation(self_ptr self, const evaluation_note& m) {
   const evaluation& e = m.history->all().at(m.index);
   t.tau = e.tau;
   t.held_out_loss = e.loss;
-  if (e.step <= t.evaluated_step) return;
-  const auto stage = s.stages.within("evaluation");
-  write_line(s, evaluation_line(*m.history, m.index));
-  offer_evaluation(s, e);
-  t.evaluated_step = e.step;
+  if (e.step > t.evaluated_step) {
+    const auto stage = s.stages.within("evaluation");
+    self->fault("figures");
+    write_line(s, evaluation_line(*m.history, m.index));
+    offer_evaluation(s, e);
+    t.evaluated_step = e.step;
+  }
+  self->send(s.links->coordinator, evaluation_noted{e.step});
 }
 
 caf::result<uint64_t> on_flush(self_ptr self, const flush_metrics& m) {

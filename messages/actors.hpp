@@ -48,6 +48,8 @@ using coordinator_actor = caf::typed_actor<
     caf::reacts_to<record_done>,
     // metrics has written a step: its report need not be kept
     caf::reacts_to<step_noted>,
+    // metrics has written an evaluation: the run may end
+    caf::reacts_to<evaluation_noted>,
     // to itself: start a group of actors again
     caf::reacts_to<restart_group>,
     // to itself: look whether the run stands still

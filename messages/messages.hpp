@@ -301,6 +301,11 @@ struct step_noted {
   uint64_t step = 0;
 };
 
+// Metrics to coordinator: the line of the evaluation at this step is written, and those before it.
+struct evaluation_noted {
+  uint64_t step = 0;
+};
+
 // To metrics: write out everything up to step s, then answer.
 struct flush_metrics {
   uint64_t step = 0;

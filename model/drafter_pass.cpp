@@ -118,6 +118,7 @@ pass_plan plan_pass(const drafter_config& c, const batch& tokens, const at::Devi
   plan.block_positions = upload(positions, device);
   plan.query_positions = upload(queries, device);
   plan.context_positions = upload(context, device);
+  plan.layout.spans = kernel::spans_on(plan.layout, device);
   return plan;
 }
 

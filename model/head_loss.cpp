@@ -229,16 +229,12 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
         read_rank(at + i, r.rank[i]);
       }
     } else {
-      at::Tensor g;
-      const kernel::loss_row_tensors r =
-          kernel::loss_rows_on_device(logits,
-                                      target_logits,
-                                      label_rows.narrow(0, first, n),
-                                      weight_rows.narrow(0, first, n),
-                                      terms_,
-                                      gradient ? &g : nullptr);
-      if (gradient) logits.copy_(g);
-      found.push_back(packed(r));
+      found.push_back(packed(kernel::loss_rows_on_device(logits,
+                                                         target_logits,
+                                                         label_rows.narrow(0, first, n),
+                                                         weight_rows.narrow(0, first, n),
+                                                         terms_,
+                                                         gradient)));
     }
     timer.mark("head.rows");
     if (!gradient) continue;

@@ -5,11 +5,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define DFLASH_HOST_DEVICE __host__ __device__
-#else
-#define DFLASH_HOST_DEVICE
-#endif
+#include "device/host_device.hpp"
 
 struct CUstream_st;
 

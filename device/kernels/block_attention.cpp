@@ -7,6 +7,7 @@
 #include "config/error.hpp"
 #include "device/kernels/attention_pack.hpp"
 #include "device/kernels/attention_rows.hpp"
+#include "device/kernels/gpu_attention.hpp"
 #include "device/kernels/parallel.hpp"
 
 namespace dflash::kernel {
@@ -152,6 +153,7 @@ attention_output block_attention(const attention_layout& l, const attention_inpu
       "rows of the blocks",
       in.q.size(0),
       in.block_k.size(0));
+  if (gpu::attends(l, in)) return gpu::block_attention(l, in);
   const auto type = in.q.scalar_type();
   if ((type != at::kFloat && type != at::kBFloat16) || !fits(in.q, type) ||
       !fits(in.context_k, type) || !fits(in.context_v, type) || !fits(in.block_k, type) ||

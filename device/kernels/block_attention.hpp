@@ -22,6 +22,8 @@ struct attention_layout {
   int64_t window = 0;  // W of a sliding layer, 0: full. Slot k sees t >= anchor + k - (W - 1)
   // In the block: slot k sees k' <= k. A non-causal sliding layer also needs |k - k'| < W.
   bool causal = false;
+  at::Tensor spans =
+      {};  // [2, A] int32, begin and anchor where the tensors are; on the CPU not used
 
   int64_t blocks() const { return static_cast<int64_t>(anchor.size()); }
   int64_t queries() const { return block_size - first_slot; }  // per block
@@ -37,6 +39,9 @@ struct attention_layout {
     return window == 0 || (k - other < window && other - k < window);
   }
 };
+
+// Undefined on the CPU.
+at::Tensor spans_on(const attention_layout& layout, const at::Device& device);
 
 // T is fp32 or bf16, one for all. Last dimension contiguous; rows may have any stride.
 struct attention_input {

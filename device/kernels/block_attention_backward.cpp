@@ -7,6 +7,7 @@
 #include "device/kernels/attention_pack.hpp"
 #include "device/kernels/attention_rows.hpp"
 #include "device/kernels/block_attention.hpp"
+#include "device/kernels/gpu_attention.hpp"
 #include "device/kernels/parallel.hpp"
 
 namespace dflash::kernel {
@@ -348,6 +349,7 @@ attention_gradients block_attention_backward(const attention_layout& l,
                                              const attention_input& in,
                                              const attention_output& output,
                                              const at::Tensor& d_out) {
+  if (gpu::attends(l, in)) return gpu::block_attention_backward(l, in, output, d_out);
   const auto type = in.q.scalar_type();
   if (!in.q.is_cpu() || (type != at::kFloat && type != at::kBFloat16))
     return block_attention_backward_reference(l, in, output, d_out);

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "device/kernels/block_attention.hpp"
+#include "device/upload.hpp"
 
 namespace dflash::kernel {
 namespace {
@@ -59,6 +60,13 @@ at::Tensor scores_of(const attention_layout& l, const block_view& v) {
 }
 
 }  // namespace
+
+at::Tensor spans_on(const attention_layout& l, const at::Device& device) {
+  if (device.is_cpu()) return {};
+  std::vector<int32_t> both = l.begin;
+  both.insert(both.end(), l.anchor.begin(), l.anchor.end());
+  return upload(both, device).view({2, l.blocks()});
+}
 
 attention_output block_attention_reference(const attention_layout& l, const attention_input& in) {
   std::vector<at::Tensor> out, lse;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "config/error.hpp"
+#include "device/kernels/loss_row.hpp"
 #include "device/kernels/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,12 +21,12 @@ namespace dflash::kernel {
 struct loss_row_task {
   size_t n;  // V
   size_t label;
-  float weight, temperature;
-  std::array<float, loss_term_count> factor;
+  float weight;
+  row_mix mix;
   bool only_ce_kl;  // no factor but these two
   bool gradient;
   bool entropy;  // cap counts in this row
-  float of(loss_term t) const { return factor[index_of(t)]; }
+  float of(loss_term t) const { return mix.of(t); }
 };
 struct loss_row_values {
   std::array<float, loss_term_count> term;
@@ -133,7 +134,7 @@ HWY_INLINE loss_row_values loss_row(T* z, const T* u, loss_row_task t) {
     }
     return out;
   }
-  const float k = 1.0f / t.temperature;
+  const float k = 1.0f / t.mix.temperature;
   if (u == nullptr) {
     row_of_terms(z, u, t, {.z_lse = lse}, out);
     return out;
@@ -154,7 +155,7 @@ HWY_INLINE loss_row_values loss_row(T* z, const T* u, loss_row_task t) {
   const float u_lse = u_top + std::log(sum_exp(u, t.n, k, u_top));
   const float z_lse = k == 1.0f ? lse : top * k + std::log(sum_exp(z, t.n, k, top * k));
   const float f_ce = t.weight * t.of(loss_term::ce);
-  const float f_kl = t.weight * t.of(loss_term::kl) * t.temperature;
+  const float f_kl = t.weight * t.of(loss_term::kl) * t.mix.temperature;
   const auto kv = hn::Set(d, k), uo = hn::Set(d, -u_lse), zo = hn::Set(d, -z_lse);
   const auto lo = hn::Set(d, lse), fc = hn::Set(d, f_ce), fk = hn::Set(d, f_kl);
   auto cross = hn::Zero(d);
@@ -174,7 +175,7 @@ HWY_INLINE loss_row_values loss_row(T* z, const T* u, loss_row_task t) {
     else
       store_n(d, g, z + i, rest);
   }
-  out.term[index_of(loss_term::kl)] = sum_lanes(d, cross) * t.temperature * t.temperature;
+  out.term[index_of(loss_term::kl)] = sum_lanes(d, cross) * t.mix.temperature * t.mix.temperature;
   if (t.gradient && f_ce != 0.0f) {
     const float zl = zy * k - z_lse, ul = static_cast<float>(u[t.label]) * k - u_lse;
     z[t.label] =
@@ -214,15 +215,12 @@ void run(Kernel kernel,
   loss_row_task common{.n = static_cast<size_t>(n),
                        .label = 0,
                        .weight = 0,
-                       .temperature = static_cast<float>(factors.temperature),
-                       .factor = {},
+                       .mix = mix_of(factors),
                        .only_ce_kl = true,
                        .gradient = gradient,
                        .entropy = false};
-  for (size_t i = 0; i < loss_term_count; ++i) {
-    common.factor[i] = static_cast<float>(factors.factor[i]);
-    common.only_ce_kl = common.only_ce_kl && (i < 2 || factors.factor[i] == 0);
-  }
+  for (size_t i = 2; i < loss_term_count; ++i)
+    common.only_ce_kl = common.only_ce_kl && factors.factor[i] == 0;
   T* z = logits.data_ptr<T>();
   const T* u = teacher.defined() ? teacher.const_data_ptr<T>() : nullptr;
   // Grain of one row: rows without weight cost nothing, so large parts would be uneven.

@@ -10,7 +10,9 @@
 #include <cmath>
 
 #include "config/error.hpp"
+#include "device/kernels/gpu_loss.hpp"
 #include "device/kernels/loss_rows.hpp"
+#include "device/kernels/on_gpu.hpp"
 #include "device/upload.hpp"
 
 namespace dflash::kernel {
@@ -23,14 +25,12 @@ std::vector<T> to_host(const at::Tensor& t, at::ScalarType type) {
   return {p, p + c.numel()};
 }
 
-}  // namespace
-
-loss_row_tensors loss_rows_on_device(const at::Tensor& logits,
-                                     const at::Tensor& teacher,
-                                     const at::Tensor& labels,
-                                     const at::Tensor& weights,
-                                     const loss_factors& factors,
-                                     at::Tensor* gradient_out) {
+loss_row_tensors rows_by_operators(const at::Tensor& logits,
+                                   const at::Tensor& teacher,
+                                   const at::Tensor& labels,
+                                   const at::Tensor& weights,
+                                   const loss_factors& factors,
+                                   at::Tensor* gradient_out) {
   DFLASH_CHECK(teacher.defined() || !factors.teacher(), "a term needs the teacher's logits");
   const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor z = logits.to(wide);
@@ -95,6 +95,23 @@ loss_row_tensors loss_rows_on_device(const at::Tensor& logits,
   return out;
 }
 
+}  // namespace
+
+loss_row_tensors loss_rows_on_device(at::Tensor& logits,
+                                     const at::Tensor& teacher,
+                                     const at::Tensor& labels,
+                                     const at::Tensor& weights,
+                                     const loss_factors& factors,
+                                     bool gradient) {
+  if (gpu::takes(logits))
+    return gpu::loss_rows(logits, teacher, labels, weights, factors, gradient);
+  at::Tensor g;
+  const loss_row_tensors found =
+      rows_by_operators(logits, teacher, labels, weights, factors, gradient ? &g : nullptr);
+  if (gradient) logits.copy_(g);
+  return found;
+}
+
 loss_row_results loss_rows_reference(const at::Tensor& logits,
                                      const at::Tensor& teacher,
                                      std::span<const int32_t> labels,
@@ -103,12 +120,12 @@ loss_row_results loss_rows_reference(const at::Tensor& logits,
                                      at::Tensor* gradient_out) {
   const auto device = logits.device();
   const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const loss_row_tensors r = loss_rows_on_device(logits,
-                                                 teacher,
-                                                 upload(labels, device).to(at::kLong),
-                                                 upload(weights, device).to(wide),
-                                                 factors,
-                                                 gradient_out);
+  const loss_row_tensors r = rows_by_operators(logits,
+                                               teacher,
+                                               upload(labels, device).to(at::kLong),
+                                               upload(weights, device).to(wide),
+                                               factors,
+                                               gradient_out);
   loss_row_results out;
   out.rank = to_host<int32_t>(r.rank, at::kInt);
   for (size_t t = 0; t < r.term.size(); ++t) {

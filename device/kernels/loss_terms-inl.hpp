@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "device/kernels/lanes-inl.hpp"
+#include "device/kernels/loss_row.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace dflash::kernel::HWY_NAMESPACE {
@@ -35,26 +36,13 @@ HWY_INLINE float_vec log_mixture_over(float_tag d, float_vec lp, float_vec lq) {
   return hn::Add(hn::Sub(hn::Max(lp, lq), lq), log_mixture_over_larger(d, lp, lq));
 }
 
-// The row's own values that gradients are made of.
-struct row_sums {
-  float kl = 0;       // KL(P || Q), temperature 1
-  float kl_soft = 0;  // at the temperature of `scale`
-  float rkl = 0;
-  float to_mixture_p = 0, to_mixture_q = 0;  // KL(P || M), KL(Q || M)
-  float overlap = 0, distance = 0;           // sum min, sum |P - Q|
-  float above = 0, below = 0, even = 0;      // sum of Q where Q > P, Q < P, Q = P
-  float entropy = 0;
-};
-
 template <class T>
 HWY_INLINE row_sums sum_terms(const T* z, const T* u, const loss_row_task& t, const row_norms& r) {
   const float_tag d;
   const size_t lanes = hn::Lanes(d);
-  const bool kl = t.of(loss_term::kl) != 0 || t.of(loss_term::lk_hybrid) != 0;
-  const bool soft = t.of(loss_term::kl) != 0 && r.scale != 1.0f;
-  const bool rkl = t.of(loss_term::rkl) != 0, jsd = t.of(loss_term::jsd) != 0;
-  const bool overlap =
-      t.of(loss_term::tv) != 0 || t.of(loss_term::nla) != 0 || t.of(loss_term::lk_hybrid) != 0;
+  const bool kl = t.mix.has(loss_term::kl) || t.mix.has(loss_term::lk_hybrid);
+  const bool soft = t.mix.soft(), overlap = t.mix.overlaps();
+  const bool rkl = t.mix.has(loss_term::rkl), jsd = t.mix.has(loss_term::jsd);
   const auto zo = hn::Set(d, r.z_lse), uo = hn::Set(d, r.u_lse);
   const auto k = hn::Set(d, r.scale), zs = hn::Set(d, -r.z_lse_scaled),
              us = hn::Set(d, -r.u_lse_scaled);
@@ -101,13 +89,6 @@ HWY_INLINE row_sums sum_terms(const T* z, const T* u, const loss_row_task& t, co
           .even = sum_lanes(d, s_even),
           .entropy = sum_lanes(d, s_h)};
 }
-
-// Factors of the row, weight included. A gradient has the form
-// Q (a + rkl (log Q/P - own) + jsd (log Q/M - own) + sign (sign(Q - P) - own) - entropy (log Q +
-// own)) - kl P + kl_soft (Q^theta - P^theta), less ce at the label.
-struct row_factors {
-  float ce = 0, kl = 0, kl_soft = 0, rkl = 0, jsd = 0, sign = 0, entropy = 0;
-};
 
 template <class T>
 HWY_INLINE void write_terms(T* z,
@@ -173,35 +154,8 @@ template <class T>
 HWY_INLINE void row_of_terms(
     T* z, const T* u, const loss_row_task& t, const row_norms& r, loss_row_values& out) {
   const row_sums s = sum_terms(z, u, t, r);
-  const float distance = 0.5f * s.distance;
-  const float overlap =
-      s.overlap > static_cast<float>(least_overlap) ? s.overlap : static_cast<float>(least_overlap);
-  const float blend = std::exp(-static_cast<float>(lk_eta) * s.overlap);
-  const bool soft = r.scale != 1.0f;
-  const float theta = 1.0f / r.scale;
-  const auto set = [&](loss_term term, float value) {
-    if (t.of(term) != 0) out.term[index_of(term)] = value;
-  };
-  set(loss_term::kl, soft ? theta * theta * s.kl_soft : s.kl);
-  set(loss_term::rkl, s.rkl);
-  set(loss_term::jsd, 0.5f * (s.to_mixture_p + s.to_mixture_q));
-  set(loss_term::tv, distance);
-  set(loss_term::nla, -std::log(overlap));
-  set(loss_term::lk_hybrid, blend * s.kl + (1.0f - blend) * distance);
-  if (t.entropy) out.term[index_of(loss_term::cap)] = s.entropy;
-  if (!t.gradient) return;
-  const float w = t.weight, lk = t.of(loss_term::lk_hybrid);
-  // d -log(overlap) = d tv / overlap, nothing where the overlap is held.
-  const float nla =
-      s.overlap > static_cast<float>(least_overlap) ? t.of(loss_term::nla) / s.overlap : 0.0f;
-  const row_factors f{.ce = w * t.of(loss_term::ce),
-                      .kl = w * ((soft ? 0.0f : t.of(loss_term::kl)) + lk * blend),
-                      .kl_soft = soft ? w * t.of(loss_term::kl) * theta : 0.0f,
-                      .rkl = w * t.of(loss_term::rkl),
-                      .jsd = 0.5f * w * t.of(loss_term::jsd),
-                      .sign = 0.5f * w * (t.of(loss_term::tv) + nla + lk * (1.0f - blend)),
-                      .entropy = t.entropy ? w * t.of(loss_term::cap) : 0.0f};
-  write_terms(z, u, t, r, s, f);
+  row_values(t.mix, s, t.entropy, out.term.data());
+  if (t.gradient) write_terms(z, u, t, r, s, row_gradient(t.mix, s, t.entropy, t.weight));
 }
 
 }  // namespace dflash::kernel::HWY_NAMESPACE

@@ -1,6 +1,5 @@
 // Saves and evaluations beside training: what waits for what, and what a failure changes.
 #include <atomic>
-#include <catch2/catch.hpp>
 #include <chrono>
 #include <thread>
 
@@ -8,6 +7,8 @@
 #include "config/error.hpp"
 #include "tests/actors/latch.hpp"
 #include "tests/actors/training_fixture.hpp"
+
+#include <catch2/catch.hpp>
 
 using namespace dflash;
 using namespace dflash::pipeline_test;
@@ -341,6 +342,28 @@ TEST_CASE("an evaluator that dies begins again; one that keeps failing is done w
   CHECK(result.outcome.steps == 20);
   CHECK(result.outcome.evaluations->all().empty());
   CHECK(at::equal(hopeless.weights(), weights));
+}
+
+TEST_CASE("the run waits for metrics that dies with the last evaluation, unless it is retired",
+          "[guarantees]") {
+  for (const bool always : {false, true}) {
+    const test::scratch_folder folder;
+    training t({}, folder.path());
+    evaluate_as(t, 5, 0, [](uint64_t step) { return 1.0 + static_cast<double>(step); });
+    t.parts().restart.first_delay = std::chrono::milliseconds(20);
+    std::atomic<int> at_figures{0};
+    t.parts().faults = [&](const std::string& actor, std::string_view point) {
+      if (actor != "metrics" || point != "figures") return;
+      const int n = ++at_figures;
+      if (n == 4 || (always && n > 4)) throw std::runtime_error("struck");
+    };
+    const auto result = t.run();
+    INFO(result.outcome.reason);
+    CHECK(result.outcome.status == run_status::completed);
+    CHECK(result.outcome.evaluations->all().size() == 4);
+    CHECK(lines_of(folder.path(), true).size() == (always ? 3 : 4));
+    CHECK(lines_of(folder.path(), false).size() == 20);
+  }
 }
 
 TEST_CASE("a checkpoint that cannot be evaluated is named, the others are") {

@@ -1,6 +1,4 @@
 // The kernels' bodies of device/cuda, run on the CPU for every block and thread of a launch.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -8,9 +6,7 @@
 #include <vector>
 
 #include "data/random.hpp"
-#include "device/cuda/loss_rows.hpp"
 #include "device/cuda/postprocess.hpp"
-#include "device/kernels/loss_rows.hpp"
 
 namespace dflash::cuda {
 namespace {
@@ -108,56 +104,6 @@ TEST_CASE("postprocessing without noise only casts, and counts what is not finit
   CHECK(range.high == 3);
   CHECK(out[5] == 3);
   CHECK(std::isnan(out[2]));
-}
-
-TEST_CASE("a block of threads finds the loss, rank and gradient that the CPU kernel finds") {
-  const int64_t n = 777;
-  const auto make = [](int64_t elements) { return at::empty({1, elements}, at::kFloat); };
-  for (const int32_t label : {0, 300, 776}) {
-    at::Tensor logits = make(n);
-    const auto values = numbers(static_cast<size_t>(n), static_cast<uint64_t>(label), 4.0f);
-    std::copy(values.begin(), values.end(), logits.mutable_data_ptr<float>());
-    // A tie with the label, below and above it.
-    if (label == 300) {
-      logits.mutable_data_ptr<float>()[10] = values[300];
-      logits.mutable_data_ptr<float>()[400] = values[300];
-    }
-    std::vector<float> z(logits.const_data_ptr<float>(), logits.const_data_ptr<float>() + n);
-    const uint32_t threads = 64;
-    std::vector<row_part> parts;
-    for (uint32_t t = 0; t < threads; ++t)
-      parts.push_back(scan_row(z.data(), n, label, t, threads));
-    const row_part row = join_block(parts);
-    const float weight = 0.7f;
-    const loss_row_result result = result_of(row, z[static_cast<size_t>(label)], weight);
-    CHECK(result.best == std::max_element(z.begin(), z.end()) - z.begin());
-    for (uint32_t t = 0; t < threads; ++t)
-      write_row_gradient(z.data(), n, label, weight, log_sum_exp(row), t, threads);
-
-    const std::vector<int32_t> labels = {label};
-    const std::vector<float> weights = {weight};
-    const auto expected = kernel::loss_rows(logits, {}, labels, weights, {}, true);
-    CHECK(result.ce == Approx(expected.of(kernel::loss_term::ce)[0]).epsilon(1e-5));
-    CHECK(result.rank == expected.rank[0]);
-    for (int64_t i = 0; i < n; ++i)
-      REQUIRE(z[static_cast<size_t>(i)] ==
-              Approx(logits.const_data_ptr<float>()[i]).epsilon(1e-4).margin(1e-7));
-  }
-}
-
-TEST_CASE("more threads than logits, and a row of weight 0") {
-  std::vector<float> z = {1, 5, 5};
-  std::vector<row_part> parts;
-  for (uint32_t t = 0; t < 8; ++t) parts.push_back(scan_row(z.data(), 3, 2, t, 8));
-  const row_part row = join_block(parts);
-  CHECK(row.best == 1);
-  CHECK(row.beats == 1);
-  CHECK(log_sum_exp(row) == Approx(std::log(std::exp(1.0) + 2 * std::exp(5.0))));
-  const loss_row_result result = result_of(row, 5, 0);
-  CHECK(result.ce == 0);
-  CHECK(result.rank == -1);
-  for (uint32_t t = 0; t < 8; ++t) write_row_gradient(z.data(), 3, 2, 0.0f, 1.0f, t, 8);
-  CHECK(z == std::vector<float>{0, 0, 0});
 }
 
 }  // namespace dflash::cuda

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "data/random.hpp"
-#include "device/cuda/loss_rows.hpp"
 #include "device/cuda/postprocess.hpp"
 #include "tests/cuda_kernels/has_device.hpp"
 
@@ -69,33 +68,6 @@ TEST_CASE("postprocess on the device has the bits of the CPU") {
   CHECK(range.host()[0].low == expected_range.low);
   CHECK(range.host()[0].high == expected_range.high);
   CHECK(range.host()[0].bad == 0);
-}
-
-TEST_CASE("loss rows on the device agree with one thread on the CPU") {
-  if (!has_device()) return;
-  const int64_t rows = 5, n = 49152;
-  const auto values = numbers(static_cast<size_t>(rows * n));
-  const std::vector<int32_t> labels = {0, 7, 49151, 1000, 5};
-  const std::vector<float> weights = {1, 0.5f, 0.25f, 0, 2};
-  device_vector<float> logits(values), device_weights(weights);
-  device_vector<int32_t> device_labels(labels);
-  device_vector<loss_row_result> results(std::vector<loss_row_result>(5));
-  loss_rows(
-      logits.data(), rows, n, device_labels.data(), device_weights.data(), results.data(), nullptr);
-  const auto found = results.host();
-  const auto gradient = logits.host();
-  for (size_t r = 0; r < 5; ++r) {
-    std::vector<float> z(values.begin() + static_cast<int64_t>(r) * n,
-                         values.begin() + static_cast<int64_t>(r + 1) * n);
-    const row_part row = scan_row(z.data(), n, labels[r], 0, 1);
-    const auto expected = result_of(row, z[static_cast<size_t>(labels[r])], weights[r]);
-    CHECK(found[r].ce == Approx(expected.ce).epsilon(1e-4));
-    CHECK(found[r].best == expected.best);
-    CHECK(found[r].rank == expected.rank);
-    write_row_gradient(z.data(), n, labels[r], weights[r], log_sum_exp(row), 0, 1);
-    for (size_t i = 0; i < z.size(); ++i)
-      REQUIRE(gradient[r * z.size() + i] == Approx(z[i]).epsilon(1e-3).margin(1e-7));
-  }
 }
 
 }  // namespace dflash::cuda
