@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -22,5 +23,10 @@ std::string device_name(c10::Device device);
 // For the stages of what the calling thread gives to the device; nothing: the host's clock is
 // right.
 std::optional<device_clock> clock_of(c10::Device device);
+
+// Of the memory that LibTorch's allocator gave out there: the most bytes at one time since
+// reset_peak_memory, or nothing where no allocator counts (the CPU).
+std::optional<int64_t> peak_memory_bytes(c10::Device device);
+void reset_peak_memory(c10::Device device);
 
 }  // namespace dflash
