@@ -39,8 +39,14 @@ struct step_size {
   int64_t tokens, anchors, document;
 };
 
-drafter_config shape(int64_t layers, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads,
-                     int64_t head_dim, int64_t vocab, int64_t target_layers) {
+drafter_config shape(int64_t layers,
+                     int64_t hidden,
+                     int64_t inner,
+                     int64_t heads,
+                     int64_t kv_heads,
+                     int64_t head_dim,
+                     int64_t vocab,
+                     int64_t target_layers) {
   drafter_config c;
   c.layers = layers;
   c.hidden = c.target_hidden = hidden;
@@ -105,11 +111,15 @@ drafter_weights random_drafter(const drafter_config& config, at::Device device) 
   return weights;
 }
 
-void add_rates(nlohmann::json& out, const options& given, at::Device device, double seconds,
-               int64_t tokens, double flops) {
+void add_rates(nlohmann::json& out,
+               const options& given,
+               at::Device device,
+               double seconds,
+               int64_t tokens,
+               double flops) {
   const std::string name = device_name(device);
-  const double peak =
-      given.peak_flops > 0 ? given.peak_flops : known_peak_flops(std::string_view(name)).value_or(0);
+  const double peak = given.peak_flops > 0 ? given.peak_flops
+                                           : known_peak_flops(std::string_view(name)).value_or(0);
   out["name"] = "dflash";
   out["device"] = given.device;
   out["device_name"] = name;
@@ -135,7 +145,8 @@ nlohmann::json drafter_steps(const options& given, at::Device device) {
   const at::ScalarType type = scalar_type(dtype);
 
   const at::Tensor embedding = random({config.vocab, config.hidden}, type, device, 0.02);
-  frozen_parts frozen{embedding, packed_linear(embedding),
+  frozen_parts frozen{embedding,
+                      packed_linear(embedding),
                       at::ones({config.hidden}, at::TensorOptions(at::kFloat).device(device)),
                       config.rms_eps};
   optim_section optim;
@@ -191,9 +202,8 @@ nlohmann::json drafter_steps(const options& given, at::Device device) {
 
 nlohmann::json target_captures(const options& given, at::Device device) {
   if (given.model.empty()) throw error("no model", "--model", "name a model's folder");
-  const auto model = target::load(given.model,
-                                  given.dtype == "bf16" ? compute_dtype::bf16 : compute_dtype::fp32,
-                                  device);
+  const auto model = target::load(
+      given.model, given.dtype == "bf16" ? compute_dtype::bf16 : compute_dtype::fp32, device);
   const target_config& c = model->config();
   const int64_t tokens = given.tokens > 0 ? given.tokens : 2048;
   const int64_t document = given.document > 0 ? given.document : std::min<int64_t>(tokens, 512);
@@ -210,8 +220,7 @@ nlohmann::json target_captures(const options& given, at::Device device) {
   nlohmann::json out;
   out["model"] = given.model.string();
   out["document"] = document;
-  const double flops =
-      target_row_flops(c, taps.back() + 1, tokens, static_cast<double>(document));
+  const double flops = target_row_flops(c, taps.back() + 1, tokens, static_cast<double>(document));
   add_rates(out, given, device, median(times), tokens, flops);
   return out;
 }

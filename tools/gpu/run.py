@@ -102,8 +102,8 @@ def build_stages(state, bundle, facts):
     make = ["cmake", "--build", build, "-j", jobs, "--target"]
     return [
         Stage("configure", configure, 90, environment=environment),
-        Stage("build kernels", [*make, "test_cuda_kernels", "cuda_link_check"], 300, ("configure",)),
-        Stage("build benchmark", [*make, "bench_device_step"], 300, ("configure",)),
+        Stage("build kernels", [*make, "test_cuda_kernels"], 240, ("configure",)),
+        Stage("build benchmark", [*make, "cuda_link_check", "bench_device_step"], 300, ("configure",)),
         Stage("build program", [*make, "dflash"], 400, ("configure",)),
         Stage("build unit tests", [*make, "test_device"], 200, ("configure",)),
     ]
@@ -112,7 +112,7 @@ def build_stages(state, bundle, facts):
 def test_stages(state):
     build = os.path.join(state, "build")
     return [
-        Stage("link check", [f"{build}/tests/cuda_link_check"], 60, ("build kernels",)),
+        Stage("link check", [f"{build}/tests/cuda_link_check"], 60, ("build benchmark",)),
         Stage("kernel tests", ["ctest", "--test-dir", build, "-L", "gpu", "--output-on-failure", "--verbose"], 120, ("build kernels",), gpu=True),
         Stage("unit tests of device", [f"{build}/tests/test_device"], 120, ("build unit tests",)),
     ]
@@ -155,7 +155,7 @@ def write_run(folder, name, size, device, dtype, steps, row, anchors, **other):
         model.write_model(target, size)
     if not os.path.exists(shard):
         model.write_documents(shard, vocab, 64, min(row, 512))
-    values = {"layers": 2, "block": 8, "taps": [1, layers // 2, layers - 3], **other}
+    values = {"layers": 2, "block": 8, "taps": [1, layers // 2, layers - 2], **other}
     path = os.path.join(folder, name + ".toml")
     write(path, RUN.format(dir=os.path.join(folder, name), target=target, shard=shard, device=device, dtype=dtype, steps=steps, row=row, anchors=anchors, **values))
     return path
@@ -258,7 +258,7 @@ def sanitize_stages(state):
 
 def profile_stages(state):
     folder = os.path.join(state, "train")
-    run = [os.path.join(state, "build", "dflash"), "train", os.path.join(folder, "quickstart.toml"), f"--run.dir={folder}/profiled", "--optim.steps=10"]
+    run = [os.path.join(state, "build", "dflash"), "train", os.path.join(folder, "quickstart.toml"), f"--run.dir={folder}/profiled", "--optim.steps=10", "--profile.interval=5"]
     nsys = [find_program("nsys") or "nsys", "profile", "--trace=cuda,nvtx,osrt", "--force-overwrite=true", "--output", os.path.join(state, "timeline")]
     bench = [os.path.join(state, "build", "bench", "bench_device_step"), "drafter", "--device", "cuda:0", "--size", "8b", "--steps", "1", "--warm", "1"]
     ncu = [find_program("ncu") or "ncu", "--clock-control", "none", "--section", "SpeedOfLight", "--launch-skip", "200", "--launch-count", "40", "--target-processes", "all"]
