@@ -123,7 +123,8 @@ class Programs(Folder):
     def test_the_runs_that_are_compared_train_and_agree_with_themselves(self):
         dflash = os.environ.get("DFLASH_BIN") or "build/dflash"
         stages = {s.name: s for s in run.train_stages(self.folder, "cpu:0")}
-        self.assertEqual(stages["prepare training"].command(None)[0], "ok")
+        with mock.patch.dict(model.SIZES, {"135m": model.SIZES["tiny"]}):  # it is not trained here
+            self.assertEqual(stages["prepare training"].command(None)[0], "ok")
         for name in ("gpu-bf16", "again"):
             path = stages["train " + name].command[2]
             subprocess.run([dflash, "train", path, "--optim.steps=3"], check=True, capture_output=True, timeout=120)
@@ -160,7 +161,7 @@ class Bundle(Folder):
         if subprocess.run(["git", "-C", bundle.ROOT, "rev-parse", "HEAD"], check=False, capture_output=True).returncode != 0:
             self.skipTest("this tree is in no git repository")
         out = self.path("b.tar.xz")
-        size = bundle.make(out, packages=["libcaf-dev", "libcaf-core0.17"])
+        size = bundle.make(out, packages=["libcaf-dev", "libcaf-core0.17"], effort=0)
         self.assertEqual(size, os.path.getsize(out))
         self.assertEqual(os.listdir(self.folder), ["b.tar.xz"])
         with tarfile.open(out) as archive:

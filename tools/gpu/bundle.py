@@ -77,8 +77,8 @@ def plain(info):
     return info
 
 
-def make(out, name="dflash-gpu", commit="HEAD", packages=PACKAGES):
-    """Returns bytes of the archive. The tree is that of the commit: what is not committed is not in it."""
+def make(out, name="dflash-gpu", commit="HEAD", packages=PACKAGES, effort=6):
+    """Returns bytes of the archive; effort: of xz, 0 to 9. The tree is that of the commit: what is not committed is not in it."""
     source = subprocess.run(["git", "archive", "--format=tar", commit], capture_output=True, check=False, cwd=ROOT)
     if source.returncode != 0:
         raise UserError(source.stderr.decode().strip(), f"git archive {commit}", "--commit names a commit of this repository")
@@ -89,7 +89,7 @@ def make(out, name="dflash-gpu", commit="HEAD", packages=PACKAGES):
     }
     temporary = out + ".tmp"
     try:
-        with tarfile.open(temporary, "w:xz", preset=6) as archive:
+        with tarfile.open(temporary, "w:xz", preset=effort) as archive:
             with tarfile.open(fileobj=io.BytesIO(source.stdout)) as tree:
                 for member in tree:
                     data = tree.extractfile(member) if member.isfile() else None
