@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -26,5 +27,10 @@ std::optional<device_clock> clock_of(c10::Device device);
 
 // For what the calling thread gives to the device again and again; empty: it records nothing.
 record_function recorder_of(c10::Device device);
+
+// Of the memory that LibTorch's allocator gave out there: the most bytes at one time since
+// reset_peak_memory, or nothing where no allocator counts (the CPU).
+std::optional<int64_t> peak_memory_bytes(c10::Device device);
+void reset_peak_memory(c10::Device device);
 
 }  // namespace dflash
