@@ -43,12 +43,13 @@ struct sequence {
 // Sequences with as many new tokens and tokens run again as each other; rows are neighbours.
 struct sequence_group {
   int64_t first_row = 0;
-  int64_t rows = 0, again = 0;   // of each sequence
-  int64_t longest = 0;           // tokens that a slot holds behind this pass
-  bool begins = false;           // one sequence without a past: it sees its own rows alone
-  std::vector<int64_t> slots;    // ascending
-  at::Tensor slot_index;         // [slots] int64; undefined where they are neighbours
-  at::Tensor seen, seen_window;  // [slots, 1, heads of a kv head · rows, longest] bool; unless begins
+  int64_t rows = 0, again = 0;  // of each sequence
+  int64_t longest = 0;          // tokens that a slot holds behind this pass
+  bool begins = false;          // one sequence without a past: it sees its own rows alone
+  std::vector<int64_t> slots;   // ascending
+  at::Tensor slot_index;        // [slots] int64; undefined where they are neighbours
+  at::Tensor seen,
+      seen_window;  // [slots, 1, heads of a kv head · rows, longest] bool; unless begins
 
   int64_t count() const { return static_cast<int64_t>(slots.size()); }
   // [slots · rows, ...] of a pass's rows
@@ -102,8 +103,8 @@ at::Tensor seen_places(const at::Tensor& firsts,
                        int64_t heads_a_kv_head,
                        int64_t window) {
   const auto count = [&](int64_t n) { return at::arange(n, firsts.options()); };
-  const auto own = firsts.unsqueeze(1).add(count(rows));               // [slots, rows]
-  const auto distance = own.unsqueeze(2).sub(count(longest));          // [slots, rows, longest]
+  const auto own = firsts.unsqueeze(1).add(count(rows));       // [slots, rows]
+  const auto distance = own.unsqueeze(2).sub(count(longest));  // [slots, rows, longest]
   auto seen = distance.ge(0);
   if (window > 0) seen = seen.logical_and(distance.lt(window));
   const int64_t slots = firsts.size(0);
@@ -217,8 +218,7 @@ at::Tensor target::mix_linear_cached(int64_t i,
     const auto gate = [&](int64_t from) {
       return gated.narrow(2, from, hv).transpose(1, 2).reshape({s * hv, n});
     };
-    const auto q = part(0, l.key_heads, l.key_dim),
-               k = part(l.key_width(), l.key_heads, l.key_dim),
+    const auto q = part(0, l.key_heads, l.key_dim), k = part(l.key_width(), l.key_heads, l.key_dim),
                v = part(2 * l.key_width(), hv, l.value_dim), decay = gate(0), b = gate(hv);
     auto state = g.held(memory.state).reshape({s * hv, l.key_dim, l.value_dim});
     std::vector<at::Tensor> out;
@@ -231,8 +231,7 @@ at::Tensor target::mix_linear_cached(int64_t i,
     // What may be taken back leaves no trace in the state that is kept.
     const int64_t kept = std::min(g.rows, p.cache.rollback_), window = l.taps - 1 + kept;
     run(0, n - kept);
-    if (n > kept)
-      g.hold(memory.state, state.reshape({s, hv, l.key_dim, l.value_dim}));
+    if (n > kept) g.hold(memory.state, state.reshape({s, hv, l.key_dim, l.value_dim}));
     run(n - kept, kept);
     g.hold(memory.inputs.narrow(1, 0, window), inputs.narrow(1, l.taps - 1 + n - window, window));
     if (kept > 0) g.hold(memory.gates.narrow(1, 0, kept), gated.narrow(1, n - kept, kept));
@@ -295,8 +294,7 @@ target::cached target::forward_reference(kv_cache& cache,
     if (g.begins) continue;
     const auto on_device = upload(firsts, here);
     const auto seen = [&](int64_t window) {
-      return seen_places(
-          on_device, g.rows, g.longest, config_.heads / config_.kv_heads, window);
+      return seen_places(on_device, g.rows, g.longest, config_.heads / config_.kv_heads, window);
     };
     g.seen = seen(0);
     if (config_.sliding_window > 0) g.seen_window = seen(config_.sliding_window);

@@ -38,9 +38,8 @@ const std::vector<std::string> family_names = {"llama3",
 
 std::shared_ptr<const target> family_model(const std::string& name, at::Device device) {
   at::set_num_threads(1);
-  return target::load(std::filesystem::path(DFLASH_TEST_DATA) / "families" / name,
-                      compute_dtype::fp32,
-                      device);
+  return target::load(
+      std::filesystem::path(DFLASH_TEST_DATA) / "families" / name, compute_dtype::fp32, device);
 }
 
 double difference(const at::Tensor& a, const at::Tensor& b) {
@@ -139,11 +138,11 @@ TEST_CASE("chunks through a device's cache, with tokens taken back, give the CPU
 
 TEST_CASE("the largest logit is found on a device by the CPU's rule", "[twin][decode]") {
   constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
-  const std::vector<float> rows = {1,    3,    3,    9,     // ids from 3 on are padding
-                                   -0.F, 0,    -1,   9,     // zeros tie
-                                   1,    nan,  2,    9,     // bad
-                                   -inf, -inf, -inf, 9,     // bad
-                                   -inf, -5,   -inf, 9,     //
+  const std::vector<float> rows = {1,    3,    3,    9,  // ids from 3 on are padding
+                                   -0.F, 0,    -1,   9,  // zeros tie
+                                   1,    nan,  2,    9,  // bad
+                                   -inf, -inf, -inf, 9,  // bad
+                                   -inf, -5,   -inf, 9,  //
                                    2,    inf,  inf,  -9};
   const auto here = upload(std::span<const float>(rows), at::kCPU).view({6, 4});
   for (const auto type : {at::kFloat, at::kBFloat16}) {
@@ -391,11 +390,12 @@ TEST_CASE("a capture by lanes on devices holds the CPU's states, one wait a row"
   no_faults();
   // The other kind of device is another capture.
   wanted.device = "cpu";
-  CHECK_THROWS_WITH(run_capture(scratch.path() / "twin",
-                                wanted,
-                                source,
-                                [](const batch&, at::Device) { return std::vector<at::Tensor>(); },
-                                {at::kCPU},
-                                go_on),
+  CHECK_THROWS_WITH(run_capture(
+                        scratch.path() / "twin",
+                        wanted,
+                        source,
+                        [](const batch&, at::Device) { return std::vector<at::Tensor>(); },
+                        {at::kCPU},
+                        go_on),
                     Catch::Matchers::Contains("made on twin, wanted is cpu"));
 }
