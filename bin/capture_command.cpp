@@ -7,15 +7,19 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "actors/postprocess.hpp"
 #include "bin/commands.hpp"
+#include "bin/device_option.hpp"
+#include "bin/lane_work.hpp"
 #include "bin/overrides.hpp"
 #include "bin/stop_signal.hpp"
 #include "bin/version.hpp"
 #include "config/error.hpp"
 #include "config/run_config.hpp"
+#include "device/upload.hpp"
 #include "model/capture_run.hpp"
 #include "model/drafter_config.hpp"
 #include "model/loss.hpp"
@@ -34,20 +38,33 @@ struct capture_options {
   bool last = false;
 };
 
-void check_lanes(const std::vector<std::string>& lanes) {
-  for (const std::string& lane : lanes)
-    if (!parse_lane(lane).node.empty())
-      throw error("capture uses lanes of this host, not " + lane,
+// Where the lanes compute: GPUs, or the CPU.
+std::vector<at::Device> devices_of(const std::vector<std::string>& lanes) {
+  std::vector<at::Device> devices;
+  for (const std::string& lane : lanes) {
+    const lane_name name = parse_lane(lane);
+    if (!name.node.empty() || name.sim)
+      throw error(name.sim ? "lane " + lane + " is simulated: it makes no hidden states"
+                           : "capture uses lanes of this host, not " + lane,
                   "layout.targets",
-                  "use lanes cpu:0, cpu:1, ...");
-    else if (parse_lane(lane).sim)
-      throw error("lane " + lane + " is simulated: it makes no hidden states",
+                  "use lanes cpu:0, cpu:1, ... or cuda:0, cuda:1, ...");
+    check_device_of_lane(lane, "layout.targets");
+    devices.push_back(device_of_lane(name));
+    if (devices.back().type() != devices.front().type())
+      throw error("a capture is made on the CPU or on GPUs, not on both: they round differently",
                   "layout.targets",
-                  "use lanes cpu:0, cpu:1, ...");
-    else if (parse_lane(lane).cuda)
-      throw error("lane " + lane + " needs a GPU, which capturing does not use",
-                  "layout.targets",
-                  "use lanes cpu:0, cpu:1, ...");
+                  "use lanes cpu:0, cpu:1, ... or cuda:0, cuda:1, ...");
+  }
+  return devices;
+}
+
+// As training chooses it: one lane on a GPU makes "auto" bf16.
+compute_dtype dtype_of(const run_config& config) {
+  for (const auto* lanes : {&config.layout.targets, &config.layout.drafters})
+    for (const std::string& lane : *lanes)
+      if (const auto device = device_of_lane(parse_lane(lane)); !device.is_cpu())
+        return choose_compute_dtype(config.target.dtype, device);
+  return choose_compute_dtype(config.target.dtype);
 }
 
 // A draft vocabulary reads it too: other labels become the best token of it that the target has.
@@ -65,7 +82,8 @@ std::vector<at::Tensor> capture_row(const target& model,
   for (int attempt = 0; attempt < 2; ++attempt) {
     target::captured c = model.capture(b.input_ids, b.doc_offsets, wanted.taps, wanted.last);
     if (wanted.last) c.taps.push_back(std::move(c.last_hidden));
-    if (all_finite(c.taps)) return std::move(c.taps);
+    auto states = to_host(c.taps);
+    if (all_finite(states)) return states;
   }
   throw std::runtime_error(
       fmt::format("hidden states of row {} are not finite (documents {}): the target's weights, "
@@ -77,10 +95,10 @@ std::vector<at::Tensor> capture_row(const target& model,
 int run_capture_command(const capture_options& given, const std::vector<std::string>& overrides) {
   const run_config config = load_run_config(given.file, overrides);
   set_up_log({.level = config.log.level, .file = {}});
-  check_lanes(config.layout.targets);
+  const std::vector<at::Device> lanes = devices_of(config.layout.targets);
   const target_config shape = read_target_config(config.target.path);
   const drafter_config drafter = make_drafter_config(config.draft, shape);
-  const auto dtype = choose_compute_dtype(config.target.dtype);
+  const auto dtype = dtype_of(config);
   const batch_source source(
       read_token_shards({config.data.train.begin(), config.data.train.end()}, shape.vocab),
       config.data.row_tokens,
@@ -93,14 +111,16 @@ int run_capture_command(const capture_options& given, const std::vector<std::str
   wanted.dtype = name_of(dtype);
   wanted.width = shape.hidden;
   wanted.threads = config.layout.target_threads;
+  wanted.device = c10::DeviceTypeName(lanes.front().type(), true);
   wanted.program = program_version() + " " + git_commit();
   wanted.complete = true;
 
-  const auto model = target::load(config.target.path, dtype);
-  wanted.target_hash = model->content_hash();
+  std::unordered_map<at::Device, std::shared_ptr<const target>> models;
+  for (const at::Device& device : lanes)
+    if (!models.contains(device)) models[device] = target::load(config.target.path, dtype, device);
+  wanted.target_hash = models.begin()->second->content_hash();
   const uint64_t missing = missing_capture_bytes(given.out, wanted, source);
   check_capture_room(given.out, missing);
-  const auto lanes = static_cast<int64_t>(config.layout.targets.size());
   spdlog::info("{} documents in {} rows of {} tokens, {} tensors of width {} in {}: {} to write",
                wanted.documents,
                wanted.rows,
@@ -116,7 +136,7 @@ int run_capture_command(const capture_options& given, const std::vector<std::str
       given.out,
       wanted,
       source,
-      [&](const batch& b) { return capture_row(*model, b, wanted); },
+      [&](const batch& b, at::Device device) { return capture_row(*models.at(device), b, wanted); },
       lanes,
       [&](const capture_progress& p) {
         progress.update(static_cast<uint64_t>(p.rows_done));

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -16,11 +17,13 @@
 #include <vector>
 
 #include "bin/commands.hpp"
+#include "bin/device_option.hpp"
 #include "bin/drafter_source.hpp"
 #include "bin/eval_report.hpp"
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "data/shards.hpp"
+#include "device/lane_streams.hpp"
 #include "model/drafter_decode.hpp"
 #include "model/eval.hpp"
 #include "model/lookup.hpp"
@@ -43,7 +46,7 @@ struct eval_options {
   int64_t check = 0;
   std::string dtype = "auto", decode_dtype = "bf16", check_dtype = "fp32";
   sampling_options sampling;
-  std::string json, cycles;
+  std::string json, cycles, device = "cpu";
   int threads = 0;
 };
 
@@ -66,7 +69,8 @@ struct model_pair {
 
 class evaluation {
 public:
-  explicit evaluation(eval_options options) : options_{std::move(options)} {
+  explicit evaluation(eval_options options)
+      : options_{std::move(options)}, device_{parse_device(options_.device)} {
     shape_ = read_target_config(options_.target);
     report_.drafter_is_lookup = options_.drafter == "lookup";
     if (!report_.drafter_is_lookup) {
@@ -84,15 +88,17 @@ public:
   }
 
   eval_report run() {
+    use_devices(std::array{device_});
     report_.target = options_.target;
     report_.drafter = report_.drafter_is_lookup ? "lookup" : drafter_folder_.string();
     report_.max_new_tokens = options_.max_new_tokens;
+    report_.device = options_.device;
     report_.threads = at::get_num_threads();
     report_.sampling = options_.sampling;
-    const auto walk_dtype = choose_compute_dtype(options_.dtype);
+    const auto walk_dtype = choose_compute_dtype(options_.dtype, device_);
     walk(walk_dtype);
-    if (options_.decode > 0) decode(choose_compute_dtype(options_.decode_dtype));
-    if (options_.check > 0) check(choose_compute_dtype(options_.check_dtype));
+    if (options_.decode > 0) decode(choose_compute_dtype(options_.decode_dtype, device_));
+    if (options_.check > 0) check(choose_compute_dtype(options_.check_dtype, device_));
     if (cycles_) cycles_->commit();
     return std::move(report_);
   }
@@ -128,7 +134,7 @@ private:
     if (models_.model && models_.model->dtype() == dtype) return models_;
     const auto started = clock::now();
     models_ = {};
-    models_.model = target::load(options_.target, dtype);
+    models_.model = target::load(options_.target, dtype, device_);
     report_.target_hash = models_.model->content_hash();
     if (report_.drafter_is_lookup) {
       models_.drafts = std::make_unique<lookup_proposer>();
@@ -273,6 +279,7 @@ private:
   }
 
   eval_options options_;
+  c10::Device device_;
   target_config shape_;
   std::filesystem::path drafter_folder_;
   std::vector<prompt_set> sets_;  // as report_.sets
@@ -300,6 +307,7 @@ void add_eval_command(CLI::App& app, std::function<int()>& action) {
       ->capture_default_str();
   command->add_option("--first", given->first, "use only this many prompts of each set; 0: all")
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--device", given->device, device_help)->capture_default_str();
   command->add_option("--dtype", given->dtype, "of the walk: auto, bf16, fp32")
       ->capture_default_str();
   command

@@ -128,6 +128,7 @@ nlohmann::ordered_json to_json(const eval_report& report) {
   out["max_drafts"] = report.max_drafts;
   out["max_new_tokens"] = report.max_new_tokens;
   out["threads"] = report.threads;
+  out["device"] = report.device;
   const auto& drawing = report.sampling;
   out["temperature"] = drawing.temperature;
   if (drawing.temperature > 0) {
@@ -183,10 +184,11 @@ nlohmann::ordered_json to_json(const eval_report& report) {
 
 std::string to_text(const eval_report& report) {
   line_writer out;
-  out.add("target %s, drafter %s, %s, %lld threads, at most %lld new tokens\n",
+  out.add("target %s, drafter %s, %s, %s, %lld threads, at most %lld new tokens\n",
           report.target.c_str(),
           report.drafter.c_str(),
           report.dtype.c_str(),
+          report.device.c_str(),
           static_cast<long long>(report.threads),
           static_cast<long long>(report.max_new_tokens));
   if (report.sampling.temperature > 0)

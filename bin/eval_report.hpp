@@ -45,6 +45,7 @@ struct eval_report {
   int64_t max_drafts = 0;
   int64_t max_new_tokens = 0;
   int64_t threads = 0;
+  std::string device = "cpu";  // or "cuda:I"
   sampling_options sampling = {};
   std::string dtype, decode_dtype, check_dtype;  // empty if that part did not run
   std::vector<set_report> sets;

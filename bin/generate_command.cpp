@@ -10,6 +10,7 @@
 #include <string>
 
 #include "bin/commands.hpp"
+#include "bin/device_option.hpp"
 #include "bin/stop_signal.hpp"
 #include "config/error.hpp"
 #include "model/generate.hpp"
@@ -20,7 +21,7 @@ namespace dflash {
 namespace {
 
 struct options {
-  std::string target, prompts, out, dtype = "auto";
+  std::string target, prompts, out, dtype = "auto", device = "cpu";
   int threads = 0;
   generate_options generate;
 };
@@ -46,10 +47,14 @@ int run(options given) {
   if (given.threads > 0) at::set_num_threads(given.threads);
   const int64_t threads = at::get_num_threads();
   check_generate(given.generate);
-  given.generate.workers = std::max<int64_t>(1, threads / given.generate.threads_per_group);
+  const c10::Device device = parse_device(given.device);
+  // A GPU has one group at once unless asked for more: each has a cache of its own there.
+  given.generate.workers = device.is_cpu() || given.threads > 0
+                               ? std::max<int64_t>(1, threads / given.generate.threads_per_group)
+                               : 1;
   check_writable(given.out);
-  const auto dtype = choose_compute_dtype(given.dtype);
-  const auto model = target::load(given.target, dtype);
+  const auto dtype = choose_compute_dtype(given.dtype, device);
+  const auto model = target::load(given.target, dtype, device);
   const auto prompts = read_prompt_shard(given.prompts, model->config().vocab);
   if (model->config().eos.empty() && !given.generate.ignore_eos)
     spdlog::warn("{}: no end-of-text id, answers end at --max-new-tokens only", given.target);
@@ -60,7 +65,7 @@ int run(options given) {
                std::min(groups, given.generate.workers),
                given.generate.slots,
                name_of(dtype));
-  if (groups < given.generate.workers)
+  if (groups < given.generate.workers && device.is_cpu())
     spdlog::warn(
         "{} threads have work, of {}: a smaller --group or more --threads-per-group would "
         "use more",
@@ -143,7 +148,11 @@ void add_generate_command(CLI::App& app, std::function<int()>& action) {
   number("--top-k", g.sampling.top_k, "Draw from the K likeliest tokens; 0: all");
   number("--seed", g.sampling.seed, "Of the random draws");
   number("--dtype", given->dtype, "auto, bf16 or fp32");
-  number("--threads", given->threads, "CPU threads, 0: all; the answers do not depend on them");
+  number("--device", given->device, device_help);
+  number(
+      "--threads",
+      given->threads,
+      "CPU threads, 0: all; the answers do not depend on them. On a GPU: groups at once, 0: one");
   number("--threads-per-group",
          g.threads_per_group,
          "Threads that share the work on one group; change rounding");

@@ -9,6 +9,7 @@
 #include <map>
 #include <utility>
 
+#include "bin/device_option.hpp"
 #include "bin/flops_setup.hpp"
 #include "bin/lane_work.hpp"
 #include "bin/own_checkpoint.hpp"
@@ -16,7 +17,6 @@
 #include "bin/version.hpp"
 #include "config/error.hpp"
 #include "data/token_counts.hpp"
-#include "device/devices.hpp"
 #include "model/captured_states.hpp"
 #include "model/schedule.hpp"
 #include "model/trainer_snapshot.hpp"
@@ -39,20 +39,7 @@ bool is_gpu(const std::string& lane) {
 
 // Lanes that this program has a device for.
 void check_lanes(const std::vector<std::string>& lanes, const std::string& key) {
-  for (const std::string& lane : lanes) {
-    if (!is_gpu(lane)) continue;
-    if (!built_with_cuda())
-      throw error("lane " + lane + " needs a GPU, and this program is built without CUDA",
-                  key,
-                  "build it with -DDFLASH_CUDA=ON (docs/gpu.md), or use lanes cpu:0, cpu:1, ...");
-    const int there = cuda_devices();
-    if (parse_lane(lane).index >= there)
-      throw error(fmt::format("lane {} needs a GPU of that number, and this host has {}",
-                              lane,
-                              there == 0 ? std::string("none") : std::to_string(there)),
-                  key,
-                  "nvidia-smi lists them, counted from 0; or use lanes cpu:0, cpu:1, ...");
-  }
+  for (const std::string& lane : lanes) check_device_of_lane(lane, key);
 }
 
 // One copy of the weights a device, of all that its lanes need.

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "device/lane_streams.hpp"
+
 namespace dflash {
 
 namespace {
@@ -28,6 +30,21 @@ at::Tensor upload(std::span<const int64_t> list, const at::Device& device) {
 }
 at::Tensor upload(std::span<const float> list, const at::Device& device) {
   return copied(list, at::kFloat, device);
+}
+
+std::vector<at::Tensor> to_host(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> here;
+  for (const at::Tensor& t : tensors) {
+    if (t.is_cpu()) {
+      here.push_back(t.contiguous());
+      continue;
+    }
+    here.push_back(at::empty(
+        t.sizes(), at::TensorOptions().dtype(t.scalar_type()).pinned_memory(t.numel() > 0)));
+    here.back().copy_(t, /*non_blocking=*/true);
+  }
+  if (!tensors.empty()) wait_for(tensors.front().device());
+  return here;
 }
 
 }  // namespace dflash

@@ -88,6 +88,7 @@ std::optional<capture_manifest> read_manifest(const std::filesystem::path& folde
   m.row_tokens = count(f, "row_tokens", most_row_tokens);
   m.rows = count(f, "rows", most_tokens);
   m.threads = count(f, "target_threads", 1 << 16);
+  m.device = f.get_string("device", "cpu");  // older programs know no other
   m.program = f.get_string("program");
   m.complete = f.get_bool("complete");
   return m;
@@ -109,6 +110,7 @@ void write_manifest(const std::filesystem::path& folder, const capture_manifest&
   j["row_tokens"] = m.row_tokens;
   j["rows"] = m.rows;
   j["target_threads"] = m.threads;
+  j["device"] = m.device;
   j["program"] = m.program;
   write_file_atomically(folder / manifest_name, j.dump(2) + "\n");
 }

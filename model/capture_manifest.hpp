@@ -27,7 +27,8 @@ struct capture_manifest {
   int64_t tokens = 0;
   int64_t row_tokens = 0;  // T of the packing that the target ran on
   int64_t rows = 0;
-  int64_t threads = 0;  // of the target; they change rounding
+  int64_t threads = 0;         // of the target; they change rounding
+  std::string device = "cpu";  // kind of the target's, "cpu" or "cuda"; it changes rounding
   std::string program;
   bool complete = false;
 
@@ -49,8 +50,8 @@ std::optional<capture_manifest> read_manifest(const std::filesystem::path& folde
 void write_manifest(const std::filesystem::path& folder, const capture_manifest& manifest);
 
 /// First thing that differs, for people ("taps are 1 5, wanted are 1 6"), empty if nothing does.
-/// `wanted` may ask for less: no last hidden state. Form, threads, program and completeness are not
-/// compared, nor is the packing in the form of speculators.
+/// `wanted` may ask for less: no last hidden state. Form, threads, device, program and completeness
+/// are not compared, nor is the packing in the form of speculators.
 std::string manifest_difference(const capture_manifest& found, const capture_manifest& wanted);
 
 std::filesystem::path rows_file(const std::filesystem::path& folder);

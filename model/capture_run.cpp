@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -20,6 +21,7 @@
 #include "data/files.hpp"
 #include "data/hidden_store.hpp"
 #include "data/safetensors.hpp"
+#include "device/lane_streams.hpp"
 #include "model/captured_states.hpp"
 
 namespace dflash {
@@ -74,6 +76,8 @@ void check_same_capture(const fs::path& out, const capture_manifest& wanted) {
                       found->row_tokens,
                       wanted.threads,
                       wanted.row_tokens);
+  if (why.empty() && found->device != wanted.device)
+    why = fmt::format("they were made on {}, wanted is {}", found->device, wanted.device);
   if (!why.empty())
     throw error("the folder holds other hidden states: " + why,
                 (out / "capture.json").string(),
@@ -210,17 +214,17 @@ public:
   row_workers(std::vector<int64_t> rows,
               const batch_source& source,
               const capture_sink& sink,
-              const std::function<std::vector<at::Tensor>(const batch&)>& make,
+              const row_maker& make,
               const std::function<bool(int64_t)>& made)
       : rows_(std::move(rows)), source_(source), sink_(sink), make_(make), made_(made) {}
 
   // Number of rows made.
-  int64_t run(int64_t lanes, int64_t threads) {
+  int64_t run(const std::vector<at::Device>& lanes, int64_t threads) {
     std::vector<std::thread> workers;
-    for (int64_t i = 0; i < lanes; ++i)
-      workers.emplace_back([this, threads] {
+    for (const at::Device& device : lanes)
+      workers.emplace_back([this, device, threads] {
         at::set_num_threads(static_cast<int>(threads));
-        work();
+        work(device);
       });
     for (auto& worker : workers) worker.join();
     if (failure_) std::rethrow_exception(failure_);
@@ -228,13 +232,14 @@ public:
   }
 
 private:
-  void work() {
+  void work(at::Device device) {
     try {
+      use_devices(std::array{device});
       while (!stop_) {
         const size_t i = next_++;
         if (i >= rows_.size()) return;
         const batch b = source_.make_row(rows_[i]);
-        sink_.put(b, make_(b));
+        sink_.put(b, make_(b, device));
         const std::lock_guard lock(mutex_);
         ++done_;
         if (!made_(done_)) stop_ = true;
@@ -249,7 +254,7 @@ private:
   std::vector<int64_t> rows_;
   const batch_source& source_;
   const capture_sink& sink_;
-  const std::function<std::vector<at::Tensor>(const batch&)>& make_;
+  const row_maker& make_;
   const std::function<bool(int64_t)>& made_;
   std::atomic<size_t> next_{0};
   std::atomic<bool> stop_{false};
@@ -303,8 +308,8 @@ void check_capture_room(const fs::path& out, uint64_t bytes) {
 capture_report run_capture(const fs::path& out,
                            const capture_manifest& wanted,
                            const batch_source& source,
-                           const std::function<std::vector<at::Tensor>(const batch&)>& make,
-                           int64_t lanes,
+                           const row_maker& make,
+                           const std::vector<at::Device>& lanes,
                            const std::function<bool(const capture_progress&)>& go_on) {
   make_folder(out);
   check_same_capture(out, wanted);

@@ -31,6 +31,8 @@ struct capture_report {
   double seconds = 0;  // of this run's rows
 };
 
+using row_maker = std::function<std::vector<at::Tensor>(const batch&, at::Device)>;
+
 /// Bytes that the folder still has to take: all of them, less what an earlier run left. Throws
 /// error if the folder holds another capture or cannot be made.
 uint64_t missing_capture_bytes(const std::filesystem::path& out,
@@ -40,15 +42,17 @@ uint64_t missing_capture_bytes(const std::filesystem::path& out,
 /// Throws error naming the folder if its disk has less room than that.
 void check_capture_room(const std::filesystem::path& out, uint64_t bytes);
 
-/// `make` gives the tensors of one row, taps then the last hidden state, [T, Ht]; it runs on
-/// `lanes` threads of wanted.threads ATen threads each; which lane makes a row does not change it.
+/// `make` gives the tensors of one row, taps then the last hidden state, [T, Ht] on the CPU. There
+/// is a thread for each lane, with wanted.threads ATen threads and, if its device is not the CPU, a
+/// stream of its own there; make gets that device. All lanes are of one kind, so that it does not
+/// matter which of them makes a row.
 /// go_on is asked after each row, by one thread at a time: false stops in order. Rethrows what
 /// `make` throws; what is finished stays.
 capture_report run_capture(const std::filesystem::path& out,
                            const capture_manifest& wanted,
                            const batch_source& source,
-                           const std::function<std::vector<at::Tensor>(const batch&)>& make,
-                           int64_t lanes,
+                           const row_maker& make,
+                           const std::vector<at::Device>& lanes,
                            const std::function<bool(const capture_progress&)>& go_on);
 
 }  // namespace dflash

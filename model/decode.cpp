@@ -1,18 +1,17 @@
 #include "model/decode.hpp"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "config/error.hpp"
+#include "device/upload.hpp"
 #include "model/generate.hpp"
 #include "model/kv_cache.hpp"
 
@@ -42,7 +41,7 @@ at::Tensor select_rows(const at::Tensor& from, const std::vector<int64_t>& indic
   const auto count = static_cast<int64_t>(indices.size());
   if (count == from.size(0)) return from;  // ascending and distinct: all rows
   if (indices.back() - indices.front() + 1 == count) return from.narrow(0, indices.front(), count);
-  return from.index_select(0, at::tensor(indices, at::kLong));
+  return from.index_select(0, upload(indices, from.device()));
 }
 
 class decode_loop {
@@ -81,7 +80,8 @@ public:
                    model_.dtype(),
                    narrow<int64_t>(slots),
                    capacity,
-                   drafts_ != nullptr ? drafts_->max_drafts() : 0);
+                   drafts_ != nullptr ? drafts_->max_drafts() : 0,
+                   model_.device());
     sequences_.resize(slots);
     blocks_.resize(slots);
     if (drafts_ != nullptr) drafts_->start(narrow<int64_t>(slots), capacity);
@@ -288,14 +288,8 @@ private:
                   const std::vector<at::Tensor>& taps) {
     auto& answer = result(slot);
     for (size_t j = 0; j < answer.taps.size(); ++j) {
-      auto& kept = answer.taps[j];
-      DFLASH_CHECK(taps[j].is_contiguous() && taps[j].dtype() == kept.dtype(), "layout of taps");
-      const size_t width = static_cast<size_t>(kept.size(1)) * kept.element_size();
-      std::memcpy(
-          static_cast<std::byte*>(kept.mutable_data_ptr()) + static_cast<size_t>(start) * width,
-          static_cast<const std::byte*>(taps[j].const_data_ptr()) +
-              static_cast<size_t>(row) * width,
-          tokens.size() * width);
+      const auto count = static_cast<int64_t>(tokens.size());
+      answer.taps[j].narrow(0, start, count).copy_(taps[j].narrow(0, row, count));
     }
     if (drafts_ == nullptr || sequences_[static_cast<size_t>(slot)].done) return;
     final_rows_.push_back({.slot = slot, .start = start, .tokens = tokens});

@@ -58,8 +58,8 @@ struct decoded {
   std::vector<int32_t> tokens;  // new tokens, end-of-text included
   stop_reason stop = stop_reason::token_limit;
   decode_stats stats;
-  std::vector<at::Tensor>
-      taps;  // [tap] [prompt + tokens − 1, Ht]; the last token is never run. Empty unless asked for
+  std::vector<at::Tensor> taps;  // [tap] [prompt + tokens − 1, Ht], on the target's device; the
+                                 // last token is never run. Empty unless asked for
 };
 
 /// Answers all prompts; result [prompt]. Length rule: prompt + new tokens ≤ the target's
@@ -67,7 +67,9 @@ struct decoded {
 /// or empty one throws `dflash::error` before any work. A draft that would pass a limit is cut, not
 /// shifted. The dtype of the target's logits decides (bf16 logits in bf16), lowest id on ties of
 /// greedy decoding, the same in plain and speculative decoding; a row with a NaN throws
-/// std::runtime_error. `drafts` may be null (plain decoding). Blocks.
+/// std::runtime_error. `drafts` may be null (plain decoding). Blocks. On
+/// another device than the CPU the host waits once a pass for the target's tokens, and once for the
+/// drafts of up to 256 places.
 std::vector<decoded> decode_prompts(const target& model,
                                     std::span<const std::span<const int32_t>> prompts,
                                     proposer* drafts,

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
@@ -12,6 +11,7 @@
 
 #include "config/error.hpp"
 #include "device/kernels/block_attention.hpp"
+#include "device/upload.hpp"
 #include "model/draft_vocab.hpp"
 #include "model/sampling.hpp"
 
@@ -25,10 +25,6 @@ constexpr int64_t attention_blocks = 32;
 constexpr int64_t head_rows = 256;
 // Blocks of one forward pass: bounds the activations of a walk.
 constexpr int64_t forward_blocks = 1024;
-
-at::Tensor fp32(const at::Tensor& weight) {
-  return weight.detach().to(at::kFloat).contiguous();
-}
 
 // residual [n, H] fp32 += addend [n, H]
 void add_to(at::Tensor& residual, const at::Tensor& addend) {
@@ -50,9 +46,13 @@ draft_model::draft_model(drafter_config config,
   check_drafter_config(config_, "drafter");
   check_drafter_fits(config_, target_->config(), "drafter");
   const auto dtype = scalar_type(target_->dtype());
-  const auto pack = [dtype](const std::vector<at::Tensor>& parts) {
+  const auto device = target_->device();
+  const auto fp32 = [device](const at::Tensor& weight) {
+    return weight.detach().to(device, at::kFloat).contiguous();
+  };
+  const auto pack = [dtype, device](const std::vector<at::Tensor>& parts) {
     std::vector<at::Tensor> rounded;
-    for (const auto& part : parts) rounded.push_back(part.detach().to(dtype));
+    for (const auto& part : parts) rounded.push_back(part.detach().to(device, dtype));
     return packed_linear{at::cat(rounded, 0).contiguous(), plain_weight::drop};
   };
   fc_ = pack({weights.fc});
@@ -94,8 +94,11 @@ void drafter_proposer::start(int64_t slots, int64_t capacity) {
   lengths_.assign(static_cast<size_t>(slots), 0);
   // Plain RoPE has no end: the table reaches past the drafter's own max_position_embeddings if the
   // sequence does.
+  const auto device = model_->of().device();
   rope_ = kernel::make_rope_table(capacity + config.block_size, config.head_dim, config.rope_theta);
-  const auto type = at::device(at::kCPU).dtype(scalar_type(model_->of().dtype()));
+  rope_.cos = rope_.cos.to(device);
+  rope_.sin = rope_.sin.to(device);
+  const auto type = at::device(device).dtype(scalar_type(model_->of().dtype()));
   keys_.clear();
   values_.clear();
   for (int64_t i = 0; i < config.layers; ++i) {
@@ -125,7 +128,7 @@ void drafter_proposer::commit(std::span<const committed_rows> rows,
       row_positions.push_back(narrow<int32_t>(row.start + static_cast<int64_t>(i)));
   }
   DFLASH_CHECK(static_cast<int64_t>(row_positions.size()) == count, "rows and taps", count);
-  const auto positions = at::tensor(row_positions, at::kInt);
+  const auto positions = upload(row_positions, model_->of().device());
   // The concatenated form of fc (dflash.md 2.4): at inference the buffer is small.
   const auto joined = taps.size() == 1 ? taps.front().contiguous() : at::cat(taps, 1);
   const auto dtype = joined.scalar_type();
@@ -177,7 +180,8 @@ drafter_proposer::block_rows drafter_proposer::lay_out(
     for (int64_t k = 0; k < config.block_size; ++k)
       positions.push_back(narrow<int32_t>(request.position + k));
   }
-  rows.positions = at::tensor(positions, at::kInt);
+  rows.positions = upload(positions, model_->of().device());
+  rows.layout.spans = kernel::spans_on(rows.layout, model_->of().device());
   return rows;
 }
 
@@ -192,7 +196,7 @@ at::Tensor drafter_proposer::block_hidden(std::span<const draft_request> request
   for (size_t i = 0; i < requests.size(); ++i)
     ids[i * static_cast<size_t>(config.block_size)] = requests[i].token;
   // The residual stream stays in fp32.
-  at::Tensor x = of.embedding().index_select(0, at::tensor(ids, at::kLong)).to(at::kFloat);
+  at::Tensor x = of.embedding().index_select(0, upload(ids, of.device())).to(at::kFloat);
   at::Tensor gated = at::empty({count, config.intermediate}, x.options().dtype(dtype));
   for (size_t i = 0; i < model_->layers().size(); ++i) {
     const auto& layer = model_->layers()[i];
@@ -250,8 +254,9 @@ std::vector<std::vector<int32_t>> drafter_proposer::propose(
       for (int64_t k = 1; k <= part[i].count; ++k)
         wanted.push_back(static_cast<int64_t>(i) * block + k);
     const auto rows = static_cast<int64_t>(wanted.size());
-    const auto selected = part.size() == 1 ? hidden.narrow(0, 1, rows)
-                                           : hidden.index_select(0, at::tensor(wanted, at::kLong));
+    const auto selected = part.size() == 1
+                              ? hidden.narrow(0, 1, rows)
+                              : hidden.index_select(0, upload(wanted, hidden.device()));
     std::vector<int32_t> best;
     for (int64_t row = 0; row < rows; row += head_rows) {
       const auto chunk = selected.narrow(0, row, std::min(head_rows, rows - row));

@@ -20,8 +20,8 @@
 namespace dflash {
 
 /// Immutable after construction and safe to share between threads. Holds copies of `weights` in the
-/// target's compute dtype (masters in fp32 may be given) and shares embedding and head with the
-/// target.
+/// target's compute dtype and on its device (masters in fp32, on the CPU, may be given) and shares
+/// embedding and head with the target.
 class draft_model {
 public:
   /// Throws `dflash::error` if drafter and target do not belong together: see check_drafter_fits

@@ -26,15 +26,15 @@ head_loss loss_head(const drafter_config& config,
 // Views of one new flat buffer, but norms by themselves in fp32.
 drafter_weights compute_copies(const drafter_config& config,
                                const drafter_weights& from,
-                               at::ScalarType dtype) {
-  drafter_weights copies = view_drafter_weights(
-      config, at::empty({drafter_parameter_count(config)}, at::TensorOptions().dtype(dtype)));
+                               const at::TensorOptions& options) {
+  drafter_weights copies =
+      view_drafter_weights(config, at::empty({drafter_parameter_count(config)}, options));
   const auto sources = named_tensors(from);
   const auto into = named_tensors(copies);
   for (size_t i = 0; i < into.size(); ++i) {
     const at::Tensor& source = *sources[i].second;
     if (source.dim() == 1)
-      *into[i].second = source.to(at::kFloat).contiguous();
+      *into[i].second = source.to(options.device(), at::kFloat).contiguous();
     else
       into[i].second->copy_(source);
   }
@@ -52,7 +52,7 @@ drafter_scorer::drafter_scorer(drafter_config config,
       frozen_(frozen_parts_of(*of)),
       rows_(draft_rows(config_.draft_ids, config_.draft_ids.empty() ? 0 : config_.vocab)),
       head_(loss_head(config_, loss, frozen_)),
-      compute_(compute_copies(config_, weights, scalar_type(of->dtype()))),
+      compute_(compute_copies(config_, weights, of->embedding().options())),
       body_(config_, compute_) {}
 
 step_sums drafter_scorer::score(const drafter_input& input) {

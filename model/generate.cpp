@@ -1,12 +1,12 @@
 #include "model/generate.hpp"
 
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "config/error.hpp"
+#include "device/upload.hpp"
 
 namespace dflash {
 namespace {
@@ -61,7 +61,7 @@ std::optional<std::vector<answer>> generate_group(const target& model,
     if (rooms[i] > 0) capacity = std::max(capacity, length + rooms[i] - 1);
   }
   const int64_t slots = std::min(options.slots, count);
-  kv_cache cache(config, model.dtype(), slots, capacity, 0);
+  kv_cache cache(config, model.dtype(), slots, capacity, 0, model.device());
   std::vector<sequence> sequences(slots);
   int64_t next = 0;  // prompt that the next free slot takes
   while (true) {
@@ -91,7 +91,7 @@ std::optional<std::vector<answer>> generate_group(const target& model,
     if (chunks.empty()) return answers;
     auto hidden = model.forward(cache, chunks).hidden;
     if (rows != static_cast<int64_t>(last_rows.size()))
-      hidden = at::index_select(hidden, 0, at::tensor(last_rows));
+      hidden = at::index_select(hidden, 0, upload(last_rows, model.device()));
     std::vector<sampling_key> keys;
     for (const auto& chunk : chunks)
       keys.push_back({static_cast<uint64_t>(first + sequences[chunk.slot].prompt),

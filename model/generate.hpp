@@ -44,7 +44,8 @@ int64_t room_for(int64_t prompt_tokens, int64_t max_positions, int64_t max_new_t
 
 // Answers to the prompts first .. first + count - 1, in order; nothing if go_on, which is told the
 // number of tokens that each pass made, returned false. The random numbers are keyed by the
-// prompt's index in the whole set. Uses the caller's ATen threads.
+// prompt's index in the whole set. Uses the caller's ATen threads, and its current stream of the
+// target's device: the host waits once a pass, for the tokens.
 std::optional<std::vector<answer>> generate_group(const target& model,
                                                   const token_documents& prompts,
                                                   int64_t first,
@@ -78,7 +79,8 @@ std::filesystem::path work_folder_of(const std::filesystem::path& out);  // OUT.
 // out of the shard and counted. go_on is asked after each pass, by the workers in turn, never by
 // two at once: false gives the groups in work up. The bytes do not depend on the number of workers.
 // Throws dflash::error before any work for a prompt longer than the context, and if the work folder
-// was made from other prompts or with other options.
+// was made from other prompts, with other options or
+// on another kind of device. Each worker has a stream of its own on the target's device.
 generate_report generate(const target& model,
                          const token_documents& prompts,
                          const std::filesystem::path& out,

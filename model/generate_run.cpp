@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include "config/error.hpp"
 #include "data/files.hpp"
 #include "data/safetensors.hpp"
+#include "device/lane_streams.hpp"
 #include "model/generate.hpp"
 
 namespace dflash {
@@ -39,6 +41,8 @@ std::string options_text(const target& model,
   text += "prompts = " + sha256(raw(prompts.input_ids)).substr(0, 16) +
           sha256(raw(prompts.doc_offsets)).substr(0, 16) + "\n";
   text += "dtype = " + std::string(name_of(model.dtype())) + "\n";
+  // Of one kind all give the same bits; another kind adds up in another order.
+  text += "device = " + c10::DeviceTypeName(model.device().type(), true) + "\n";
   text += "threads_per_group = " + std::to_string(o.threads_per_group) + "\n";
   text += "max_new_tokens = " + std::to_string(o.max_new_tokens) + "\n";
   text += "ignore_eos = " + std::string(o.ignore_eos ? "true" : "false") + "\n";
@@ -235,6 +239,7 @@ int64_t work_on_groups(const target& model,
   const auto run_worker = [&] {
     at::set_num_threads(static_cast<int>(options.threads_per_group));
     try {
+      use_devices(std::array{model.device()});
       for (int64_t g = take(); g >= 0; g = take()) make(g);
     } catch (...) {
       const std::lock_guard guard(shared.lock);

@@ -1,6 +1,7 @@
 #include "model/kv_cache.hpp"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,9 +13,10 @@
 namespace dflash {
 namespace {
 
-// Zeros whose pages come from the system when they are first touched: slots that stay short cost
-// little.
-at::Tensor lazy_zeros(at::IntArrayRef shape, at::ScalarType dtype) {
+// On the CPU zeros whose pages come from the system when they are first touched: slots that stay
+// short cost little.
+at::Tensor lazy_zeros(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  if (!device.is_cpu()) return at::zeros(shape, at::TensorOptions().dtype(dtype).device(device));
   size_t bytes = c10::elementSize(dtype);
   for (const auto size : shape) bytes *= static_cast<size_t>(size);
   void* memory = std::calloc(std::max<size_t>(bytes, 1), 1);
@@ -29,8 +31,10 @@ kv_cache::kv_cache(const target_config& config,
                    compute_dtype dtype,
                    int64_t slots,
                    int64_t capacity,
-                   int64_t rollback)
-    : capacity_(capacity),
+                   int64_t rollback,
+                   at::Device device)
+    : device_(device),
+      capacity_(capacity),
       rollback_(rollback),
       hybrid_(config.is_hybrid()),
       lengths_(static_cast<size_t>(slots), 0),
@@ -43,15 +47,17 @@ kv_cache::kv_cache(const target_config& config,
     at::Tensor keys, values;
     linear_memory memory;
     if (config.kind(i) == layer_kind::linear) {
-      memory.state = lazy_zeros({slots, l.value_heads, l.key_dim, l.value_dim}, at::kFloat);
-      memory.inputs = lazy_zeros({slots, l.taps - 1 + rollback, l.channels()}, type);
-      memory.gates = lazy_zeros({slots, rollback, 2 * l.value_heads}, at::kFloat);
+      memory.state = lazy_zeros({slots, l.value_heads, l.key_dim, l.value_dim}, at::kFloat, device);
+      memory.inputs = lazy_zeros({slots, l.taps - 1 + rollback, l.channels()}, type, device);
+      memory.gates = lazy_zeros({slots, rollback, 2 * l.value_heads}, at::kFloat, device);
     } else {
       const auto shape = [&](int64_t elements) {
-        return std::vector<int64_t>{slots, config.kv_heads, blocks, elements};
+        return device.is_cpu()
+                   ? std::vector<int64_t>{slots, config.kv_heads, blocks, elements}
+                   : std::vector<int64_t>{slots, capacity, config.kv_heads, config.head_dim};
       };
-      keys = lazy_zeros(shape(kernel::key_block_elements(config.head_dim)), type);
-      values = lazy_zeros(shape(kernel::value_block_elements(config.head_dim)), type);
+      keys = lazy_zeros(shape(kernel::key_block_elements(config.head_dim)), type, device);
+      values = lazy_zeros(shape(kernel::value_block_elements(config.head_dim)), type, device);
     }
     keys_.push_back(keys);
     values_.push_back(values);
@@ -66,6 +72,12 @@ int64_t kv_cache::length(int64_t slot) const {
 
 void kv_cache::crop(int64_t slot, int64_t length) {
   DFLASH_CHECK(length >= 0 && length <= this->length(slot), "crop of a slot", slot, length);
+  // Operators on other devices read past a sequence's end, at weight 0: what an earlier sequence
+  // left there must be numbers.
+  if (!device_.is_cpu() && length == 0 && lengths_[slot] > 0)
+    for (const auto* all : {&keys_, &values_})
+      for (const auto& layer : *all)
+        if (layer.defined()) layer.select(0, slot).zero_();
   lengths_[slot] = length;
   if (!hybrid_ || length >= settled_[slot]) return;
   DFLASH_CHECK(length == 0, "crop before what can be taken back", length, settled_[slot]);

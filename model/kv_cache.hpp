@@ -15,15 +15,18 @@ namespace dflash {
 
 class kv_cache {
 public:
-  // Room for `slots` sequences of at most `capacity` tokens each, allocated at once, on the CPU.
-  // rollback: tokens of the last chunk that crop can take back where the target has linear layers;
-  // their state is that of the tokens before, and what follows is run through it again.
+  // Room for `slots` sequences of at most `capacity` tokens each, allocated at once, on the
+  // target's device (target::device()). rollback: tokens of the last chunk that crop can take back
+  // where the target has linear layers; their state is that of the tokens before, and what follows
+  // is run through it again.
   kv_cache(const target_config& config,
            compute_dtype dtype,
            int64_t slots,
            int64_t capacity,
-           int64_t rollback = 64);
+           int64_t rollback = 64,
+           at::Device device = at::kCPU);
 
+  at::Device device() const { return device_; }
   int64_t slots() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t capacity() const { return capacity_; }  // tokens a slot
   int64_t length(int64_t slot) const;             // tokens held
@@ -44,13 +47,14 @@ private:
   };
   void append(int64_t slot, int64_t tokens);
 
+  at::Device device_;
   int64_t capacity_ = 0;
   int64_t rollback_ = 0;
   bool hybrid_ = false;
   std::vector<int64_t> lengths_;  // [slot]
   std::vector<int64_t> settled_;  // [slot] tokens that the states of linear layers hold
-  // Per layer, in the layout of kernel::attend (device/kernels/target_attention.hpp); undefined for
-  // linear layers.
+  // Per layer, on the CPU in the layout of kernel::attend (device/kernels/target_attention.hpp), on
+  // other devices [slots, capacity, kv_heads, hd]; undefined for linear layers.
   std::vector<at::Tensor> keys_;       // [layer] -> [slots, kv_heads, blocks, hd · 16]
   std::vector<at::Tensor> values_;     // [layer] -> the same
   std::vector<linear_memory> linear_;  // [layer]; undefined tensors for attention layers

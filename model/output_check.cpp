@@ -20,7 +20,7 @@ at::Tensor replayed_logits(const target& model,
                            std::span<const int32_t> ahead) {
   const auto answered = static_cast<int64_t>(answer.size());
   const auto total = static_cast<int64_t>(prompt.size() + answer.size() + ahead.size());
-  kv_cache cache{model.config(), model.dtype(), 1, total, 0};
+  kv_cache cache{model.config(), model.dtype(), 1, total, 0, model.device()};
   const auto run = [&](std::span<const int32_t> tokens) {
     const target::chunk chunk{.slot = 0, .tokens = tokens};
     return model.forward(cache, {&chunk, 1}).hidden;
@@ -41,7 +41,7 @@ at::Tensor replayed_logits(const target& model,
     hidden = run(block).narrow(0, 0, size);
   }
   return model.logits(hidden.narrow(0, hidden.size(0) - 1, 1))
-      .to(at::kFloat)
+      .to(at::kCPU, at::kFloat)
       .reshape({model.config().vocab});
 }
 

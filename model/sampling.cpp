@@ -1,6 +1,10 @@
 #include "model/sampling.hpp"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/isnan.h>
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
@@ -169,9 +173,24 @@ std::vector<int32_t> each_row(const at::Tensor& logits, int64_t vocab, const Fun
   return out;
 }
 
+// The rule of argmax_row in ATen operators: argmax takes the first of equal values, and a NaN
+// before any number. -> [n] int32, on the logits' device.
+at::Tensor argmax_reference(const at::Tensor& logits, int64_t vocab) {
+  const auto part = logits.narrow(1, 0, vocab);
+  const auto best = at::argmax(part, 1, true);
+  const auto top = at::gather(part, 1, best);
+  const auto bad = at::isnan(top).logical_or(top.eq(-std::numeric_limits<double>::infinity()));
+  return best.masked_fill(bad, bad_token).squeeze(1).to(at::kInt);
+}
+
 }  // namespace
 
 std::vector<int32_t> argmax_rows(const at::Tensor& logits, int64_t vocab) {
+  if (!logits.is_cpu()) {
+    const auto ids = argmax_reference(logits, vocab).to(at::kCPU);
+    const auto* first = ids.const_data_ptr<int32_t>();
+    return {first, first + ids.numel()};
+  }
   return each_row(logits, vocab, [&](const auto* row, int64_t) { return argmax_row(row, vocab); });
 }
 
@@ -202,7 +221,7 @@ std::vector<int32_t> sample_rows(const at::Tensor& logits,
                                  std::span<const sampling_key> keys) {
   if (options.temperature == 0) return argmax_rows(logits, vocab);
   DFLASH_CHECK(static_cast<int64_t>(keys.size()) == logits.size(0), "a key for each row");
-  return each_row(logits, vocab, [&](const auto* row, int64_t i) {
+  return each_row(logits.to(at::kCPU), vocab, [&](const auto* row, int64_t i) {
     const random_stream stream{options.seed, random_domain::sampling, keys[i].prompt};
     return sample_row(row, vocab, options, stream.uniform(keys[i].position));
   });

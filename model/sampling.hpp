@@ -14,7 +14,8 @@ namespace dflash {
 // bad_token for a row that holds a NaN or nothing but -inf: such a row is counted, never a token.
 inline constexpr int32_t bad_token = -1;
 
-// logits [n, V] fp32 or bf16, contiguous, CPU; ids >= vocab (padding) never win. -> [n]
+// logits [n, V] fp32 or bf16, contiguous; ids >= vocab (padding) never win. -> [n]. On another
+// device than the CPU the same ids are found there; the host waits for them once.
 std::vector<int32_t> argmax_rows(const at::Tensor& logits, int64_t vocab);
 
 struct sampling_options {
@@ -33,7 +34,8 @@ struct sampling_key {
 };
 
 // One token a row, keys [n]; bad_token as above. Order as in transformers: temperature, then top-k,
-// then top-p among what is left.
+// then top-p among what is left. Drawn on the host: logits of another device come over, with one
+// wait, and give the tokens that the CPU's would.
 std::vector<int32_t> sample_rows(const at::Tensor& logits,
                                  int64_t vocab,
                                  const sampling_options& options,

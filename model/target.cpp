@@ -152,7 +152,8 @@ target::cached target::forward(kv_cache& cache,
   for (const int tap : taps)
     DFLASH_CHECK(tap >= 0 && tap < config_.layers, "tap outside of the target", tap);
   check_ids(ids);
-  DFLASH_CHECK(embedding_.device().is_cpu(), "the cached forward runs on the CPU");
+  DFLASH_CHECK(cache.device() == device(), "a cache on the target's device");
+  if (!device().is_cpu()) return forward_reference(cache, chunks, taps);
   auto p = begin(ids, positions);
   p.spans = std::move(spans);
   p.cache = &cache;

@@ -34,7 +34,8 @@ enum class target_parts { all, borrowed };
 class target {
 public:
   // Reads a Hugging Face folder, strictly. Throws dflash::error (file, key or tensor). On another
-  // device than the CPU, capture and logits work; the cached forward needs the CPU. With
+  // device than the CPU all of it runs in ATen operators: results stay there, in the order of the
+  // calling thread's current stream, and the host does not wait (but for experts). With
   // target_parts::borrowed there are no layers: only logits and normed may be called.
   static std::shared_ptr<const target> load(const std::filesystem::path& folder,
                                             compute_dtype dtype,
@@ -43,6 +44,7 @@ public:
 
   const target_config& config() const { return config_; }
   compute_dtype dtype() const { return dtype_; }
+  at::Device device() const { return embedding_.device(); }
   const std::string& content_hash() const { return content_hash_; }  // model_folder::content_hash
 
   const at::Tensor& embedding() const { return embedding_; }    // [V, H] compute dtype, as stored
@@ -84,13 +86,14 @@ public:
     std::vector<at::Tensor> taps;  // as in captured, [n, H]
   };
   // A ragged batch, rows in order of the chunks; lengths of the slots grow by the chunks' sizes. A
-  // chunk that does not fit in its slot is a broken invariant.
+  // chunk that does not fit in its slot, or a cache on another device, is a broken invariant.
   cached forward(kv_cache& cache,
                  std::span<const chunk> chunks,
                  std::span<const int> taps = {}) const;
 
 private:
   struct pass;
+  struct cached_pass;
   target() = default;
   // [n, rotary dims]: cos, then sin.
   std::vector<float> rope_rows(layer_kind kind, std::span<const int32_t> positions) const;
@@ -108,6 +111,12 @@ private:
   at::Tensor mix_linear_reference(int64_t layer,
                                   const at::Tensor& normed,
                                   std::span<const int32_t> doc_offsets) const;
+  // The cached forward in ATen operators (target_cached.cpp).
+  cached forward_reference(kv_cache& cache,
+                           std::span<const chunk> chunks,
+                           std::span<const int> taps) const;
+  at::Tensor attend_cached(int64_t layer, const at::Tensor& normed, const cached_pass& p) const;
+  at::Tensor mix_linear_cached(int64_t layer, const at::Tensor& normed, const cached_pass& p) const;
 
   target_config config_;
   compute_dtype dtype_ = compute_dtype::fp32;

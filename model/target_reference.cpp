@@ -29,9 +29,10 @@
 #include "device/upload.hpp"
 #include "model/target_experts.hpp"
 #include "model/target_pass.hpp"
+#include "model/target_plain.hpp"
 
 namespace dflash {
-namespace {
+namespace plain {
 
 at::Tensor norm_rows(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const auto wide = x.to(at::kFloat);
@@ -75,10 +76,13 @@ at::Tensor unit_rows(const at::Tensor& x) {
   return x.mul(at::rsqrt(x.mul(x).sum({-1}, true).add(1e-6)));
 }
 
-// q, k [heads, n, dk], v [heads, n, dv], decay (log), beta [heads, n], all fp32 -> [heads, n, dv].
-at::Tensor chunked_delta_rule(
-    at::Tensor q, at::Tensor k, at::Tensor v, at::Tensor decay, at::Tensor beta) {
-  constexpr int64_t chunk = 64;
+at::Tensor chunked_delta_rule(at::Tensor q,
+                              at::Tensor k,
+                              at::Tensor v,
+                              at::Tensor decay,
+                              at::Tensor beta,
+                              at::Tensor* carried) {
+  const int64_t chunk = std::min<int64_t>(64, q.size(1));
   const int64_t heads = q.size(0), n = q.size(1), dk = q.size(2), dv = v.size(2);
   const int64_t padding = (chunk - n % chunk) % chunk, chunks = (n + padding) / chunk;
   const auto rows = [&](const at::Tensor& x) {
@@ -108,7 +112,7 @@ at::Tensor chunked_delta_rule(
   const auto last = total.narrow(2, chunk - 1, 1);
   q = q.mul(total.exp().unsqueeze(-1));
   k = k.mul(last.sub(total).exp().unsqueeze(-1));
-  auto state = at::zeros({heads, dk, dv}, q.options());
+  auto state = carried ? *carried : at::zeros({heads, dk, dv}, q.options());
   std::vector<at::Tensor> out;
   for (int64_t i = 0; i < chunks; ++i) {
     const auto fresh = values.select(1, i).sub(at::matmul(known.select(1, i), state));
@@ -117,10 +121,13 @@ at::Tensor chunked_delta_rule(
     state = state.mul(last.select(1, i).exp().unsqueeze(-1))
                 .add(at::matmul(k.select(1, i).transpose(1, 2), fresh));
   }
+  if (carried) *carried = state;  // what pads the last chunk adds nothing, and nothing decays
   return at::cat(out, 1).narrow(1, 0, n);
 }
 
-}  // namespace
+}  // namespace plain
+
+using namespace plain;
 
 at::Tensor target::normed_reference(const at::Tensor& hidden) const {
   return norm_rows(hidden, final_norm_, config_.rms_eps);

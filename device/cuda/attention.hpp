@@ -101,8 +101,8 @@ struct tile_cutter {
 
 // As product_tile, without tensor cores.
 template <bool a_turned, bool b_turned, class T>
-DFLASH_HOST_DEVICE inline void product_by_sums(float* c, int ldc, const T* a, int lda, const T* b,
-                                               int ldb, int depth, bool add, int lane) {
+DFLASH_HOST_DEVICE inline void product_by_sums(
+    float* c, int ldc, const T* a, int lda, const T* b, int ldb, int depth, bool add, int lane) {
   for (int e = lane; e < 256; e += 32) {
     const int i = e / 16, j = e % 16;
     float sum = add ? c[i * ldc + j] : 0.0f;
@@ -117,8 +117,8 @@ DFLASH_HOST_DEVICE inline void product_by_sums(float* c, int ldc, const T* a, in
 // [16, depth], or stored as [depth, 16] where `a_turned`; B is [depth, 16], or [16, depth] where
 // `b_turned`.
 template <bool a_turned, bool b_turned, class T>
-DFLASH_HOST_DEVICE inline void product_tile(float* c, int ldc, const T* a, int lda, const T* b,
-                                            int ldb, int depth, bool add, int lane) {
+DFLASH_HOST_DEVICE inline void product_tile(
+    float* c, int ldc, const T* a, int lda, const T* b, int ldb, int depth, bool add, int lane) {
 #ifdef __CUDA_ARCH__
   if constexpr (sizeof(T) == 2) {
     using namespace nvcuda;
@@ -150,8 +150,13 @@ DFLASH_HOST_DEVICE inline void product_tile(float* c, int ldc, const T* a, int l
 
 // C [m, n] (+)= A B: tiles are dealt out to the warps. All sizes are multiples of 16.
 template <bool a_turned, bool b_turned, class T>
-DFLASH_HOST_DEVICE inline void multiply_tiles(const tile<float>& c, const tile<T>& a,
-                                              const tile<T>& b, int m, int n, int depth, bool add,
+DFLASH_HOST_DEVICE inline void multiply_tiles(const tile<float>& c,
+                                              const tile<T>& a,
+                                              const tile<T>& b,
+                                              int m,
+                                              int n,
+                                              int depth,
+                                              bool add,
                                               uint32_t thread) {
   const int warp = static_cast<int>(thread / 32), lane = static_cast<int>(thread % 32);
   const int across = n / 16;
@@ -171,8 +176,8 @@ DFLASH_HOST_DEVICE inline void multiply_tiles(const tile<float>& c, const tile<T
 
 // to(i, j) = from(i) [j] for `count` rows of `columns`; rows from `count` to `rows` are zeros.
 template <class T, class From>
-DFLASH_HOST_DEVICE inline void load_rows(const tile<T>& to, int rows, int count, int columns,
-                                         const From& from, uint32_t thread) {
+DFLASH_HOST_DEVICE inline void load_rows(
+    const tile<T>& to, int rows, int count, int columns, const From& from, uint32_t thread) {
   for (int e = static_cast<int>(thread); e < rows * columns;
        e += static_cast<int>(attention_threads)) {
     const int i = e / columns, j = e % columns;
@@ -180,7 +185,9 @@ DFLASH_HOST_DEVICE inline void load_rows(const tile<T>& to, int rows, int count,
   }
 }
 
-DFLASH_HOST_DEVICE inline void clear_tile(const tile<float>& t, int rows, int columns,
+DFLASH_HOST_DEVICE inline void clear_tile(const tile<float>& t,
+                                          int rows,
+                                          int columns,
                                           uint32_t thread) {
   for (int e = static_cast<int>(thread); e < rows * columns;
        e += static_cast<int>(attention_threads))
@@ -215,8 +222,8 @@ DFLASH_HOST_DEVICE inline key_tiles keys_of(const attention_shape& s, int64_t a,
   return t;
 }
 // Whether row r of block a sees key j of a tile.
-DFLASH_HOST_DEVICE inline bool row_sees(const attention_shape& s, const key_tiles& k, int64_t a,
-                                        int r, int i, int j) {
+DFLASH_HOST_DEVICE inline bool row_sees(
+    const attention_shape& s, const key_tiles& k, int64_t a, int r, int i, int j) {
   if (r >= s.rows() || j >= k.keys(i, s.block_size)) return false;
   const int64_t key = k.start(i) + j;
   return k.is_own(i) ? s.sees_slot(s.slot(r), static_cast<int>(key))
@@ -263,8 +270,12 @@ struct forward_memory {
 // One block of threads: drafter block a, KV head h, rows from `row0`. `sync` is __syncthreads, and
 // `each(phase)` calls phase(thread) for this thread, or on the host for all threads of the block.
 template <class T, class Each>
-DFLASH_HOST_DEVICE inline void attend_block(const attention_shape& s, const attention_tensors<T>& in,
-                                            const forward_memory<T>& m, int64_t a, int h, int row0,
+DFLASH_HOST_DEVICE inline void attend_block(const attention_shape& s,
+                                            const attention_tensors<T>& in,
+                                            const forward_memory<T>& m,
+                                            int64_t a,
+                                            int h,
+                                            int row0,
                                             const Each& each) {
   constexpr int rows = forward_memory<T>::rows, width = forward_memory<T>::keys;
   const int hd = s.head_dim, group = s.group();
@@ -272,7 +283,10 @@ DFLASH_HOST_DEVICE inline void attend_block(const attention_shape& s, const atte
   const key_tiles keys = keys_of(s, a, width);
   each([&](uint32_t thread) {
     load_rows(
-        m.q, rows, count, hd,
+        m.q,
+        rows,
+        count,
+        hd,
         [&](int i) { return in.q.at(s.query_row(a, row0 + i), h * group + s.head(row0 + i)); },
         thread);
     clear_tile(m.o, rows, hd, thread);
@@ -283,11 +297,11 @@ DFLASH_HOST_DEVICE inline void attend_block(const attention_shape& s, const atte
   });
   for (int i = 0; i < keys.count(); ++i) {
     const int n = keys.keys(i, s.block_size);
-    const auto row_of = [&](const head_rows<const T>& context, const head_rows<const T>& own,
-                            int j) {
-      return keys.is_own(i) ? own.at(a * s.block_size + keys.start(i) + j, h)
-                            : context.at(keys.start(i) + j, h);
-    };
+    const auto row_of =
+        [&](const head_rows<const T>& context, const head_rows<const T>& own, int j) {
+          return keys.is_own(i) ? own.at(a * s.block_size + keys.start(i) + j, h)
+                                : context.at(keys.start(i) + j, h);
+        };
     each([&](uint32_t thread) {
       load_rows(
           m.kv, width, n, hd, [&](int j) { return row_of(in.context_k, in.block_k, j); }, thread);
@@ -309,9 +323,10 @@ DFLASH_HOST_DEVICE inline void attend_block(const attention_shape& s, const atte
     });
     each([&](uint32_t thread) {
       if (thread >= rows) return;
-      const float most = m.stat.at(static_cast<int>(thread), 0) > m.stat.at(static_cast<int>(thread), 1)
-                             ? m.stat.at(static_cast<int>(thread), 0)
-                             : m.stat.at(static_cast<int>(thread), 1);
+      const float most =
+          m.stat.at(static_cast<int>(thread), 0) > m.stat.at(static_cast<int>(thread), 1)
+              ? m.stat.at(static_cast<int>(thread), 0)
+              : m.stat.at(static_cast<int>(thread), 1);
       const float before = m.top[thread], top = most > before ? most : before;
       m.shrink[thread] = top > -INFINITY ? std::exp(before - top) : 1.0f;
       m.top[thread] = top;
@@ -331,14 +346,14 @@ DFLASH_HOST_DEVICE inline void attend_block(const attention_shape& s, const atte
     });
     each([&](uint32_t thread) {
       if (thread < rows)
-        m.sum[thread] = m.sum[thread] * m.shrink[thread] +
-                        m.stat.at(static_cast<int>(thread), 0) +
+        m.sum[thread] = m.sum[thread] * m.shrink[thread] + m.stat.at(static_cast<int>(thread), 0) +
                         m.stat.at(static_cast<int>(thread), 1);
       multiply_tiles<false, false>(m.o, m.p, m.kv, rows, hd, width, true, thread);
     });
   }
   each([&](uint32_t thread) {
-    for (int e = static_cast<int>(thread); e < count * hd; e += static_cast<int>(attention_threads)) {
+    for (int e = static_cast<int>(thread); e < count * hd;
+         e += static_cast<int>(attention_threads)) {
       const int r = e / hd, j = e % hd;
       in.out.at(s.query_row(a, row0 + r), h * group + s.head(row0 + r))[j] =
           static_cast<T>(m.o.at(r, j) / m.sum[r]);
@@ -403,14 +418,22 @@ struct backward_memory {
 template <class T>
 DFLASH_HOST_DEVICE inline void load_queries(const attention_shape& s,
                                             const attention_backward_tensors<T>& in,
-                                            const backward_memory<T>& m, int64_t a, int h, int row0,
-                                            int count, uint32_t thread) {
+                                            const backward_memory<T>& m,
+                                            int64_t a,
+                                            int h,
+                                            int row0,
+                                            int count,
+                                            uint32_t thread) {
   const auto head = [&](int i) { return h * s.group() + s.head(row0 + i); };
   const auto row = [&](int i) { return s.query_row(a, row0 + i); };
   load_rows(
       m.q, m.rows, count, s.head_dim, [&](int i) { return in.q.at(row(i), head(i)); }, thread);
   load_rows(
-      m.d_out, m.rows, count, s.head_dim, [&](int i) { return in.d_out.at(row(i), head(i)); },
+      m.d_out,
+      m.rows,
+      count,
+      s.head_dim,
+      [&](int i) { return in.d_out.at(row(i), head(i)); },
       thread);
   const int r = static_cast<int>(thread);
   if (r >= m.rows) return;
@@ -419,7 +442,8 @@ DFLASH_HOST_DEVICE inline void load_queries(const attention_shape& s,
   if (r < count) {
     const T* const d = in.d_out.at(row(r), head(r));
     const T* const o = in.out.at(row(r), head(r));
-    for (int j = 0; j < s.head_dim; ++j) delta += static_cast<float>(d[j]) * static_cast<float>(o[j]);
+    for (int j = 0; j < s.head_dim; ++j)
+      delta += static_cast<float>(d[j]) * static_cast<float>(o[j]);
   }
   m.delta[r] = delta;
 }
@@ -427,8 +451,10 @@ DFLASH_HOST_DEVICE inline void load_queries(const attention_shape& s,
 // p and ds of one tile, from the products in s and dp: P = exp(scale s - lse), dS = scale P (dP -
 // delta); zeros where nothing is seen.
 template <class T, class Sees>
-DFLASH_HOST_DEVICE inline void score_gradients(const attention_shape& s, const backward_memory<T>& m,
-                                               const Sees& sees, uint32_t thread) {
+DFLASH_HOST_DEVICE inline void score_gradients(const attention_shape& s,
+                                               const backward_memory<T>& m,
+                                               const Sees& sees,
+                                               uint32_t thread) {
   constexpr int width = backward_memory<T>::keys;
   for (int e = static_cast<int>(thread); e < m.rows * width;
        e += static_cast<int>(attention_threads)) {
@@ -444,7 +470,9 @@ DFLASH_HOST_DEVICE inline void score_gradients(const attention_shape& s, const b
 template <class T, class Each>
 DFLASH_HOST_DEVICE inline void query_gradients(const attention_shape& s,
                                                const attention_backward_tensors<T>& in,
-                                               const backward_memory<T>& m, int64_t a, int h,
+                                               const backward_memory<T>& m,
+                                               int64_t a,
+                                               int h,
                                                const Each& each) {
   constexpr int width = backward_memory<T>::keys;
   const int hd = s.head_dim, group = s.group(), own = backward_memory<T>::own_keys(s.block_size);
@@ -463,10 +491,14 @@ DFLASH_HOST_DEVICE inline void query_gradients(const attention_shape& s,
       const int n = keys.keys(i, s.block_size);
       const bool is_own = keys.is_own(i);
       each([&](uint32_t thread) {
-        const auto load = [&](const tile<T>& to, const head_rows<const T>& context,
+        const auto load = [&](const tile<T>& to,
+                              const head_rows<const T>& context,
                               const head_rows<const T>& slots) {
           load_rows(
-              to, width, n, hd,
+              to,
+              width,
+              n,
+              hd,
               [&](int j) {
                 return is_own ? slots.at(a * s.block_size + keys.start(i) + j, h)
                               : context.at(keys.start(i) + j, h);
@@ -482,7 +514,9 @@ DFLASH_HOST_DEVICE inline void query_gradients(const attention_shape& s,
       });
       each([&](uint32_t thread) {
         score_gradients(
-            s, m, [&](int r, int j) { return r < count && row_sees(s, keys, a, row0 + r, i, j); },
+            s,
+            m,
+            [&](int r, int j) { return r < count && row_sees(s, keys, a, row0 + r, i, j); },
             thread);
       });
       each([&](uint32_t thread) {
@@ -516,14 +550,18 @@ DFLASH_HOST_DEVICE inline void query_gradients(const attention_shape& s,
 template <class T, class Each>
 DFLASH_HOST_DEVICE inline void context_gradients(const attention_shape& s,
                                                  const attention_backward_tensors<T>& in,
-                                                 const backward_memory<T>& m, int64_t first, int h,
+                                                 const backward_memory<T>& m,
+                                                 int64_t first,
+                                                 int h,
                                                  const Each& each) {
   constexpr int width = backward_memory<T>::keys;
   const int hd = s.head_dim;
   const int n = s.context - first < width ? static_cast<int>(s.context - first) : width;
   each([&](uint32_t thread) {
-    load_rows(m.k, width, n, hd, [&](int j) { return in.context_k.at(first + j, h); }, thread);
-    load_rows(m.v, width, n, hd, [&](int j) { return in.context_v.at(first + j, h); }, thread);
+    load_rows(
+        m.k, width, n, hd, [&](int j) { return in.context_k.at(first + j, h); }, thread);
+    load_rows(
+        m.v, width, n, hd, [&](int j) { return in.context_v.at(first + j, h); }, thread);
     clear_tile(m.d_k, width, hd, thread);
     clear_tile(m.d_v, width, hd, thread);
   });
@@ -538,7 +576,8 @@ DFLASH_HOST_DEVICE inline void context_gradients(const attention_shape& s,
       });
       each([&](uint32_t thread) {
         score_gradients(
-            s, m,
+            s,
+            m,
             [&](int r, int j) {
               return r < count && j < n && s.sees_context(a, s.slot(row0 + r), first + j);
             },
@@ -565,8 +604,7 @@ template <class T>
 inline int64_t attention_memory(int head_dim, int block_size) {
   using room = backward_memory<T>;
   const int64_t forward = forward_memory<T>::cut(nullptr, head_dim).bytes;
-  const int64_t backward =
-      room::cut(nullptr, head_dim, room::own_keys(block_size), true).bytes;
+  const int64_t backward = room::cut(nullptr, head_dim, room::own_keys(block_size), true).bytes;
   return forward > backward ? forward : backward;
 }
 

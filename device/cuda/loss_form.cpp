@@ -41,9 +41,8 @@ loss_row_tensors loss_rows(at::Tensor& logits,
   DFLASH_CHECK(type == at::kFloat || type == at::kBFloat16, "logits are fp32 or bf16");
   DFLASH_CHECK(logits.is_contiguous() && labels.is_contiguous() && weights.is_contiguous(),
                "rows without gaps");
-  DFLASH_CHECK(!factors.teacher() ||
-                   (teacher.is_contiguous() && teacher.scalar_type() == type &&
-                    teacher.sizes() == logits.sizes()),
+  DFLASH_CHECK(!factors.teacher() || (teacher.is_contiguous() && teacher.scalar_type() == type &&
+                                      teacher.sizes() == logits.sizes()),
                "the teacher's logits are of another shape or dtype");
   const int64_t rows = logits.size(0);
   loss_row_tensors found;

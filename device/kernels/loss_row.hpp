@@ -1,5 +1,5 @@
-// What becomes of one row of logits once its sums are known: the values of all terms, and the factors
-// of its gradient. Shared by the kernels of the CPU and of GPUs. Formulas: docs/losses.md.
+// What becomes of one row of logits once its sums are known: the values of all terms, and the
+// factors of its gradient. Shared by the kernels of the CPU and of GPUs. Formulas: docs/losses.md.
 #pragma once
 
 #include <cmath>
@@ -76,9 +76,8 @@ DFLASH_HOST_DEVICE inline row_factors row_gradient(const row_mix& mix,
   const float blend = std::exp(-static_cast<float>(lk_eta) * s.overlap);
   const float lk = mix.of(loss_term::lk_hybrid), kl = mix.of(loss_term::kl);
   // d -log(overlap) = d tv / overlap, nothing where the overlap is held.
-  const float nla = s.overlap > static_cast<float>(least_overlap)
-                        ? mix.of(loss_term::nla) / s.overlap
-                        : 0.0f;
+  const float nla =
+      s.overlap > static_cast<float>(least_overlap) ? mix.of(loss_term::nla) / s.overlap : 0.0f;
   row_factors f;
   f.ce = weight * mix.of(loss_term::ce);
   f.kl = weight * ((mix.soft() ? 0.0f : kl) + lk * blend);

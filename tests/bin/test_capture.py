@@ -201,6 +201,18 @@ class Capture(ProgramTest):
         with open(latest, "rb") as f:
             self.assertEqual(f.read(), online)
 
+    def test_what_another_kind_of_device_has_begun_is_left_alone(self):
+        self.capture()
+        path = self.path("states", "capture.json")
+        with open(path, encoding="utf-8") as f:
+            manifest = json.load(f)
+        self.assertEqual(manifest["device"], "cpu")
+        self.write("states/capture.json", json.dumps(manifest | {"device": "cuda"}))
+        self.refused("capture", self.path("run.toml"), "--out", self.path("states"), names=["made on cuda, wanted is cpu"])
+        del manifest["device"]  # as older programs wrote it
+        self.write("states/capture.json", json.dumps(manifest))
+        self.assertIn("were there already", self.capture())
+
     def test_wrong_use_of_capture(self):
         self.capture()
         command = ("capture", self.path("run.toml"), "--out", self.path("states"))
@@ -208,6 +220,8 @@ class Capture(ProgramTest):
         self.refused(*command, "--form", "speculators", names=["form is rows"])
         self.refused(*command, "--draft.taps=[1]", names=["taps", "choose another --out"])
         self.refused(*command, "--layout.target_threads=2", names=["threads"])
+        # A GPU that no host has, with or without CUDA in the program.
+        self.refused(*command, '--layout.targets=["cuda:63"]', names=["layout.targets", "lane cuda:63 needs a GPU", "hint"])
         os.makedirs(self.path("mine"))
         self.write("mine/notes.txt", "keep")
         self.refused("capture", self.path("run.toml"), "--out", self.path("mine"), names=["not empty", "mine"])

@@ -58,6 +58,14 @@ class EvalTest(ProgramTest):
         self.assertEqual(figures["tau"], figures["lookup_tau"])
         self.assertEqual(figures["max_drafts"], 8)
 
+    def test_the_device_is_named_and_has_to_be_there(self):
+        text, figures = self.eval("lookup", "--device", "cpu")
+        self.assertEqual(figures["device"], "cpu")
+        self.assertIn(", cpu, ", text)
+        self.eval_refused("--device", "cuda:63", names=["--device", "cuda:63 needs a GPU", "hint"])
+        for device in ("gpu", "cuda", "cuda:x", "cuda:-1", "sim:0", "cpu:0", "a/cuda:0"):
+            self.eval_refused("--device", device, names=["--device", f'"{device}" is not a device', "cuda:0"])
+
     def test_drafter_that_is_not_there(self):
         self.eval_refused("--drafter", self.path("nowhere"), names=["nowhere"])
         os.makedirs(self.path("empty"))

@@ -52,6 +52,12 @@ class Generate(ProgramTest):
         self.assertEqual(self.bytes("out.safetensors"), self.bytes("whole.safetensors"))
         self.assertFalse(os.path.exists(work))
 
+    def test_a_device_that_is_not_there_is_refused_before_any_work(self):
+        self.succeeds(*self.arguments("out.safetensors", "--device", "cpu"))
+        self.refused(*self.arguments("other.safetensors", "--device", "cuda:63"), names=["--device", "cuda:63 needs a GPU", "hint"])
+        self.refused(*self.arguments("other.safetensors", "--device", "tpu:0"), names=["--device", "tpu:0", "cuda:0"])
+        self.assertFalse(os.path.exists(self.path("other.safetensors.work")))
+
     def test_wrong_targets_are_refused_by_file_and_tensor(self):
         for name, config, tensors, words in (
             ("spare", None, {"model.layers.0.extra.weight": [3]}, "model.layers.0.extra.weight"),

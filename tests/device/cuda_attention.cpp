@@ -26,8 +26,8 @@ using kernel::attention_input;
 using kernel::attention_layout;
 using kernel::attention_output;
 
-// All threads of a block do a phase before any begins the next, in this order or backwards: a thread
-// that reads what another one writes in the same phase gives other values in one of them.
+// All threads of a block do a phase before any begins the next, in this order or backwards: a
+// thread that reads what another one writes in the same phase gives other values in one of them.
 struct all_threads {
   bool backwards = false;
   template <class Phase>
@@ -103,9 +103,8 @@ head_rows<T> written(const at::Tensor& t) {
 }
 // Filled with NaN, so that what is not written shows.
 at::Tensor unwritten(const at::Tensor& like, at::ScalarType type) {
-  return at::full(like.sizes(),
-                  std::numeric_limits<double>::quiet_NaN(),
-                  at::TensorOptions().dtype(type));
+  return at::full(
+      like.sizes(), std::numeric_limits<double>::quiet_NaN(), at::TensorOptions().dtype(type));
 }
 
 template <class T>
@@ -127,13 +126,8 @@ attention_output forward(const problem& p, bool backwards) {
     for (int h = 0; h < s.kv_heads; ++h)
       for (int row0 = 0; row0 < s.rows(); row0 += room::rows) {
         const shared_memory memory(room::cut(nullptr, s.head_dim).bytes);
-        attend_block<T>(s,
-                        t,
-                        room::cut(memory.data.get(), s.head_dim),
-                        a,
-                        h,
-                        row0,
-                        all_threads{backwards});
+        attend_block<T>(
+            s, t, room::cut(memory.data.get(), s.head_dim), a, h, row0, all_threads{backwards});
       }
   return out;
 }
@@ -166,8 +160,7 @@ attention_gradients backward(const problem& p, const attention_output& output, b
   for (int h = 0; h < s.kv_heads; ++h) {
     for (int64_t a = 0; a < s.blocks; ++a) {
       const shared_memory memory(room::cut(nullptr, s.head_dim, own, true).bytes);
-      query_gradients<T>(
-          s, t, room::cut(memory.data.get(), s.head_dim, own, true), a, h, each);
+      query_gradients<T>(s, t, room::cut(memory.data.get(), s.head_dim, own, true), a, h, each);
     }
     for (int64_t first = 0; first < s.context; first += room::keys) {
       const shared_memory memory(room::cut(nullptr, s.head_dim, room::keys, false).bytes);
@@ -180,8 +173,7 @@ attention_gradients backward(const problem& p, const attention_output& output, b
 
 void close(const at::Tensor& a, const at::Tensor& b, double bound) {
   const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
-  const double gap = (x - y).abs().max().item().toDouble(),
-               size = y.abs().max().item().toDouble();
+  const double gap = (x - y).abs().max().item().toDouble(), size = y.abs().max().item().toDouble();
   CAPTURE(gap, size);
   CHECK(gap <= bound * (size + 1e-3));  // false for NaN
 }
@@ -211,8 +203,13 @@ void compare(const problem& p, double bound) {
   CHECK(at::equal(g.block_v, h.block_v));
 }
 
-attention_layout layout(int64_t heads, int64_t kv_heads, int64_t hd, int64_t block, int64_t first,
-                        int64_t window = 0, bool causal = false) {
+attention_layout layout(int64_t heads,
+                        int64_t kv_heads,
+                        int64_t hd,
+                        int64_t block,
+                        int64_t first,
+                        int64_t window = 0,
+                        bool causal = false) {
   attention_layout l;
   l.heads = heads;
   l.kv_heads = kv_heads;

@@ -44,8 +44,14 @@ struct found_row {
 
 // The kernel, line by line, with loops over the threads.
 template <int width, class T>
-found_row block(T* z, const T* u, int64_t n, int64_t label, float weight,
-                const kernel::row_mix& mix, bool gradient, uint32_t threads) {
+found_row block(T* z,
+                const T* u,
+                int64_t n,
+                int64_t label,
+                float weight,
+                const kernel::row_mix& mix,
+                bool gradient,
+                uint32_t threads) {
   found_row out;
   if (weight == 0.0f) {
     for (uint32_t t = 0; gradient && t < threads; ++t) clear_row<width>(z, n, t, threads);
@@ -55,8 +61,8 @@ found_row block(T* z, const T* u, int64_t n, int64_t label, float weight,
   std::vector<row_part> parts;
   for (uint32_t t = 0; t < threads; ++t)
     parts.push_back(scan_row<width>(z, u, n, label, scale, t, threads));
-  const row_part part = over_block(
-      parts, [&](const row_part& a, const row_part& b) { return join(a, b, scale); });
+  const row_part part =
+      over_block(parts, [&](const row_part& a, const row_part& b) { return join(a, b, scale); });
   const row_task task = task_of(mix, part, label, weight, u != nullptr);
   using kernel::row_sums;
   const auto add = [](const row_sums& a, const row_sums& b) { return join(a, b); };
@@ -79,8 +85,13 @@ found_row block(T* z, const T* u, int64_t n, int64_t label, float weight,
 }
 
 template <int width, class T>
-void compare(const at::Tensor& logits, const at::Tensor& teacher, const loss_factors& factors,
-             bool gradient, double bound, double gradient_bound, uint32_t threads = 64) {
+void compare(const at::Tensor& logits,
+             const at::Tensor& teacher,
+             const loss_factors& factors,
+             bool gradient,
+             double bound,
+             double gradient_bound,
+             uint32_t threads = 64) {
   const int64_t n = logits.size(1);
   at::Tensor z = logits.clone();
   std::vector<int32_t> labels;
@@ -181,8 +192,8 @@ TEST_CASE("the loss kernel takes logits far apart, huge ones and those of -inf")
   for (const at::Tensor& t : {z, u}) t.narrow(1, 90, 6).fill_(-INFINITY);
   z.mul_(100);
   std::vector<float> row(z.const_data_ptr<float>(), z.const_data_ptr<float>() + 96);
-  const found_row found = block<1>(row.data(), u.const_data_ptr<float>(), 96, 3, 1.0f,
-                                   kernel::mix_of(all), true, 32);
+  const found_row found =
+      block<1>(row.data(), u.const_data_ptr<float>(), 96, 3, 1.0f, kernel::mix_of(all), true, 32);
   for (const float value : found.term) CHECK(std::isfinite(value));
   for (const float value : row) CHECK(std::isfinite(value));
   CHECK(row[95] == 0);
@@ -199,7 +210,11 @@ TEST_CASE("ties count for the lower ids, and every element belongs to one thread
   for (const uint32_t threads : {1U, 2U, 32U}) {
     std::vector<float> seen(48, 0);
     for (uint32_t t = 0; t < threads; ++t)
-      walk_row<4, true>(seen.data(), static_cast<const float*>(nullptr), 48, t, threads,
+      walk_row<4, true>(seen.data(),
+                        static_cast<const float*>(nullptr),
+                        48,
+                        t,
+                        threads,
                         [](int64_t, float was, float) { return was + 1; });
     CHECK(seen == std::vector<float>(48, 1));
   }
