@@ -178,6 +178,7 @@ coordinator_actor spawn_coordinator(caf::actor_system& system,
             [=](const snapshot_made& m) {
               const auto stage = self->state.stages.within("saves");
               self->state.saves->copied(m.steps);
+              try_go(self);
             },
             [=](const save_done& m) {
               const auto stage = self->state.stages.within("saves");

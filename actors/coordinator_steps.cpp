@@ -33,7 +33,7 @@ bool is_held(self_ptr self) {
       sum += now_ns() - std::exchange(since, 0);
   };
   count(by_evaluation, s.eval_wait_ns, s.outcome.eval_waited_ns);
-  return by_evaluation || s.saves->holds_for_save();
+  return by_evaluation || s.saves->holds_for_save() || s.saves->holds_for_copy();
 }
 
 }  // namespace

@@ -82,6 +82,10 @@ uint64_t save_book::next_after(uint64_t step) const {
   return std::min(next, std::max(options_.total_steps, step + 1));
 }
 
+bool save_book::holds_for_copy() const {
+  return writing_ && !copied_ && std::find(due_.begin(), due_.end(), *writing_) != due_.end();
+}
+
 bool save_book::holds_for_evaluation(uint64_t step) const {
   return !due_.empty() && step >= next_after(due_.front());
 }

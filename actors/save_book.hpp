@@ -61,6 +61,8 @@ public:
 
   // ---- what the go of step number `step` (1: the first) waits for
   bool holds_for_save() const { return next_.has_value(); }
+  // A checkpoint that is to be evaluated must not be lost with drafter 0: its copy comes first.
+  bool holds_for_copy() const;
   bool holds_for_evaluation(uint64_t step) const;
   // On a stop: this step may run whatever the evaluation that holds it says.
   bool runs_in_any_case(uint64_t step) const;

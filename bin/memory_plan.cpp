@@ -115,10 +115,23 @@ void add_models(memory_place& place,
         "holes in the heap",
         static_cast<uint64_t>(heap_share * static_cast<double>(activations)));
   add(place, "head chunk", m * d.head_chunk, "logits of a part of a batch");
-  add(place,
+}
+
+// Of drafter 0, wherever it computes.
+void add_snapshot(memory_place& host, const run_config& c, const memory_shapes& s) {
+  const drafter_memory d =
+      memory_of(s.drafter, c.loss, c.optim, s.dtype, c.data.row_tokens, c.data.anchors, true);
+  add(host,
       "snapshot",
       d.masters + d.moments + d.average + d.parameters * 2,
       "of one drafter, while a checkpoint is written");
+}
+
+// Where all lanes are elsewhere, the program still reads what drafters borrow here.
+void add_borrowed(memory_place& host, const run_config& c, const memory_shapes& s) {
+  const target_memory t = memory_of(s.target, s.dtype, c.data.row_tokens, true, false);
+  add(host, "target weights", t.embedding, "embedding and head, which drafters borrow");
+  add(host, "packed head", t.packed_head, "for the products with it");
 }
 
 void add_evaluation(memory_place& host, const run_config& c, const memory_shapes& s) {
@@ -172,15 +185,26 @@ memory_place host_of(const run_config& c,
       "lanes",
       lane_bytes * (here.targets + here.drafters + (c.eval.every > 0 ? 1 : 0)),
       "threads, scratch of products");
-  if (here.targets + here.drafters > 0) add_models(host, c, s, here, true);
+  if (here.targets + here.drafters > 0)
+    add_models(host, c, s, here, true);
+  else
+    add_borrowed(host, c, s);
+  add_snapshot(host, c, s);
   add_evaluation(host, c, s);
+  lane_count gpus;  // their slots have memory of their own
+  for (const auto& [name, lanes] : places) {
+    if (name.empty()) continue;
+    gpus.targets += lanes.targets;
+    gpus.drafters += lanes.drafters;
+  }
   add(host,
       "hidden states",
-      limits.total_bytes(),
+      limits.total_bytes() - gpus.targets * limits.postprocess_bytes() -
+          gpus.drafters * limits.drafter_bytes(),
       fmt::format("{} x {} at drafters, {} x {} captures",
-                  limits.drafters,
+                  limits.drafters - gpus.drafters,
                   limits.drafter_batches,
-                  limits.targets + limits.readers,
+                  limits.targets + limits.readers - gpus.targets,
                   limits.capture_slots));
   const uint64_t ahead = limits.targets + limits.readers + 2;
   const uint64_t batch =

@@ -33,10 +33,6 @@ constexpr int64_t chunk_rows = 192;
 // keep it busy, few enough that the fp32 temporaries of the plain form (0.5 GB each) fit.
 constexpr int64_t device_chunk = int64_t{1} << 27;
 
-int64_t rows_of_chunk(const at::Device& device, int64_t vocab) {
-  return device.is_cpu() ? chunk_rows : std::max<int64_t>(64, device_chunk / vocab / 64 * 64);
-}
-
 // Values of all slots of a batch, [A (B-1)]; rank -1 where not supervised.
 struct slot_values {
   std::array<std::vector<float>, kernel::loss_term_count> term;
@@ -105,6 +101,10 @@ at::Tensor packed(const kernel::loss_row_tensors& r) {
 }
 
 }  // namespace
+
+int64_t loss_chunk_rows(bool cpu, int64_t vocab) {
+  return cpu ? chunk_rows : std::max<int64_t>(64, device_chunk / vocab / 64 * 64);
+}
 
 head_loss::head_loss(packed_linear head,
                      at::Tensor final_norm,
@@ -206,7 +206,7 @@ head_loss::result head_loss::run(const at::Tensor& hidden,
     weight_rows = upload(weight, device);
   }
   std::vector<at::Tensor> found;  // on a device, per chunk: [terms + 1, n], the rank last
-  const int64_t most = rows_of_chunk(device, head_.weight().size(0));
+  const int64_t most = loss_chunk_rows(device.is_cpu(), head_.weight().size(0));
   for (int64_t first = 0; first < total; first += most) {
     const int64_t n = std::min(most, total - first);
     const size_t at = static_cast<size_t>(first), count = static_cast<size_t>(n);

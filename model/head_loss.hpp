@@ -15,6 +15,9 @@
 
 namespace dflash {
 
+// Rows whose logits exist at a time.
+int64_t loss_chunk_rows(bool cpu, int64_t vocab);
+
 class head_loss {
 public:
   // head [V, H], or the rows of a draft vocabulary, whose rows labels and teacher logits then are:

@@ -4,6 +4,7 @@
 
 #include "device/packed_linear.hpp"
 #include "model/drafter.hpp"
+#include "model/head_loss.hpp"
 #include "model/loss.hpp"
 
 namespace dflash {
@@ -41,8 +42,6 @@ uint64_t layer_parameters(const target_config& c, int64_t layer) {
   return n;
 }
 
-// Rows of one chunk of the loss, as model/head_loss.cpp has them.
-constexpr int64_t chunk_rows = 192;
 // Tokens of prompts in one pass (model/decode.cpp), answers walked at once (model/eval.cpp), blocks
 // of a forward pass there and rows of its head product (model/drafter_decode.cpp).
 constexpr int64_t decoded_rows = 4096, walked_prompts = 32, drafted_blocks = 1024,
@@ -86,13 +85,12 @@ uint64_t forward_elements(const drafter_config& c, int64_t row_tokens, int64_t a
   return kept;
 }
 
-uint64_t head_chunk_bytes(const drafter_config& c,
-                          const loss_section& loss,
-                          int64_t anchors,
-                          uint64_t size) {
+uint64_t head_chunk_bytes(
+    const drafter_config& c, const loss_section& loss, int64_t anchors, uint64_t size, bool cpu) {
   const int64_t tables = terms_of(loss).teacher() ? 2 : 1;
-  return elements(std::min(chunk_rows, anchors * (c.block_size - 1)), c.draft_vocab() * tables) *
-         size;
+  const int64_t rows =
+      std::min(loss_chunk_rows(cpu, c.draft_vocab()), anchors * (c.block_size - 1));
+  return elements(rows, c.draft_vocab() * tables) * size;
 }
 
 // Of one sequence of `tokens` that the target decodes.
@@ -159,7 +157,7 @@ drafter_memory memory_of(const drafter_config& c,
   m.activations = kept * size + context * sizeof(float);
   // Backward through a layer: the units and their gradients, and a gradient before it is added.
   const uint64_t back = elements(slots, 4 * c.intermediate + 2 * c.hidden) + largest_matrix(c);
-  m.head_chunk = head_chunk_bytes(c, loss, anchors, size);
+  m.head_chunk = head_chunk_bytes(c, loss, anchors, size, packed);
   m.activations += back * size > m.head_chunk ? back * size - m.head_chunk : 0;
   if (optim.name == "muon") m.update = largest_matrix(c) * (2 * sizeof(float) + 4 * size);
   return m;
@@ -182,9 +180,9 @@ evaluation_memory memory_of(const target_config& t,
   if (!d.draft_ids.empty()) m.drafter += elements(d.draft_vocab(), d.hidden) * size;
   m.loading = file_bytes + parameters * sizeof(float);
   if (e.rows)
-    m.work = std::max(
-        memory_of(t, dtype, row_tokens, false).activations,
-        forward_elements(d, row_tokens, anchors) * size + head_chunk_bytes(d, loss, anchors, size));
+    m.work = std::max(memory_of(t, dtype, row_tokens, false).activations,
+                      forward_elements(d, row_tokens, anchors) * size +
+                          head_chunk_bytes(d, loss, anchors, size, true));
   if (e.prompts == 0) return m;
   const int64_t prefilled = std::max(std::min(e.prompt_tokens, decoded_rows), e.longest);
   const uint64_t answers = static_cast<uint64_t>(e.prompts) * cache_bytes(t, e.longest, size) +

@@ -111,6 +111,19 @@ TEST_CASE("saves: a copy that the drafter had made is not lost with it") {
   CHECK(book.lose() == 2);
 }
 
+TEST_CASE("evaluations: the next go waits for the copy of what is to be evaluated, no other") {
+  save_book book(rhythm(2, 4, 20));
+  for (const uint64_t steps : {2U, 4U}) {
+    book.ask(after(steps), false, false);
+    book.flushed();
+    book.begin();
+    CHECK(book.holds_for_copy() == (steps == 4));
+    book.copied(steps);
+    CHECK_FALSE(book.holds_for_copy());
+    book.end(steps, true);
+  }
+}
+
 TEST_CASE(
     "evaluations: the go of the next one's step waits, and what is under evaluation is kept") {
   save_book book(rhythm(0, 10, 25));
@@ -342,6 +355,31 @@ TEST_CASE("an evaluator that dies begins again; one that keeps failing is done w
   CHECK(result.outcome.steps == 20);
   CHECK(result.outcome.evaluations->all().empty());
   CHECK(at::equal(hopeless.weights(), weights));
+}
+
+TEST_CASE("drafter 0 dies when it is to save what is to be evaluated: it is evaluated",
+          "[guarantees]") {
+  const test::scratch_folder folder;
+  training t({.drafters = 2, .steps = 6}, folder.path());
+  evaluate_as(t, 3, 0, [](uint64_t step) { return 1.0 + static_cast<double>(step); });
+  t.parts().restart.first_delay = std::chrono::milliseconds(5);
+  // Metrics is slow, so that step 4 is reduced before the save is asked for: its go stands ready.
+  latch reduced;
+  std::atomic<bool> once{true};
+  std::atomic<int> written{0}, reductions{0};
+  t.parts().faults = [&](const std::string& actor, std::string_view point) {
+    if (actor == "metrics" && point == "written" && ++written == 3) reduced.wait();
+    if (actor == "drafter_train 0" && point == "reduced" && ++reductions == 4) reduced.open();
+    if (actor == "drafter_train 0" && point == "save" && once.exchange(false))
+      throw std::runtime_error("struck");
+  };
+  const auto result = t.run();
+  INFO(result.outcome.reason);
+  CHECK(result.outcome.status == run_status::completed);
+  CHECK_FALSE(once);
+  CHECK(result.outcome.saves.failed == 0);
+  CHECK(result.outcome.evaluations->all().size() == 2);
+  CHECK(lines_of(folder.path(), true).size() == 2);
 }
 
 TEST_CASE("the run waits for metrics that dies with the last evaluation, unless it is retired",

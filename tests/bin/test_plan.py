@@ -147,6 +147,26 @@ class Plan(ProgramTest):
         self.assertIn("layout.device_memory", text)
         self.succeeds("plan", self.path("run.toml"), *lanes, '--layout.device_memory="80 GB"')
 
+    def test_presets_for_gpus_fit_the_memory_that_they_name(self):
+        presets = sorted(PRESETS.glob("gpu-*.toml"))
+        self.assertGreater(len(presets), 3)
+        write_documents(self.path("text.safetensors"), count=40, length=4000)
+        for preset in presets:
+            with self.subTest(preset.name):
+                target = re.search(r'(?m)^path = "(.*?)"', preset.read_text())[1]
+                folder = PRESETS.parents[1] / target
+                self.assertEqual([f.name for f in folder.iterdir()], ["config.json"])
+                places = json.loads(self.succeeds(
+                    "plan", str(preset), "--json", f"--target.path={folder}", f"--data.train={self.path('text.safetensors')}", "--layout.host_memory=1TB",
+                ))["memory"]  # fmt: skip
+                gpus = [p for p in places if p["place"] != "host"]
+                self.assertEqual(len(gpus), int(preset.name.split("-")[1]))
+                for place in gpus:
+                    self.assertTrue(place["fits"], place)
+                    self.assertEqual(place["limit_bytes"], 80_000_000_000)
+                    self.assertGreater(place["bytes"], 15e9)
+                    self.assertGreater(sum(p["bytes"] for p in place["parts"] if p["name"] == "hidden states"), 0)
+
     def test_times_of_a_run_give_every_split(self):
         self.succeeds("train", self.path("run.toml"), "--optim.steps=40", "--optim.warmup=0")
         with open(self.path("run", "summary.json"), encoding="utf-8") as f:

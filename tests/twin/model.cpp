@@ -1,5 +1,5 @@
 // The models on another device than the CPU: the same values, and how often the host waits.
-#include <ATen/ops/allclose.h>
+#include <ATen/TensorOperators.h>
 
 #include <catch2/catch.hpp>
 
@@ -22,9 +22,13 @@ problem on(c10::Device device) {
   return p;
 }
 
+// Sums in fp32 are added up in another order, and in one that depends on the number of threads: as
+// a share of the largest value.
 void same(const at::Tensor& a, const at::Tensor& b, double tolerance = 1e-5) {
-  CAPTURE(a.to(at::kCPU).sub(b).abs().max().item<double>());
-  CHECK(at::allclose(a.to(at::kCPU), b, tolerance, tolerance));
+  const double gap = a.to(at::kCPU).sub(b).abs().max().item<double>(),
+               largest = b.abs().max().item<double>();
+  CAPTURE(gap, largest);
+  CHECK(gap <= tolerance * largest);
 }
 
 }  // namespace
